@@ -1,0 +1,346 @@
+"""Time and link bytes of collectives and messages: closed forms with fitted parameters, no clock.
+
+An algorithm takes ``t = (L^p + X^p)^(1/p)``: L is the latency of its critical path, X the streaming time of
+its busiest link, and p <= 1 how smoothly pipelining blends the two (p = 1 adds them). The library picks the
+fastest algorithm, and so does :func:`collective_cost`. The form beats latency plus bytes over bandwidth with
+fewer parameters: held out on seven NVLink systems it errs by 6 % (median) instead of 11 %.
+
+Since p <= 1, ``t - L >= X >= bytes / capacity`` on every link: spread evenly over ``t - L``, the bytes of an
+uncontended collective never exceed a link, and contention can only slow it down.
+
+Notation: n ranks on k nodes, g = n/k a node; S bytes as nccl-tests counts them; B bandwidth of a GPU's node
+link, b of its share of the NICs, per direction. Sources of formulas: NCCL's tuning model
+(src/graph/tuning.cc) for the critical paths; counting bytes for the rest. Not modelled: SHARP in network
+switches, uplinks (:mod:`simpar.hardware.fabric` has them as links), and what a mistuned library loses between
+64 KB and 32 MB on several nodes.
+"""
+
+from math import ceil, log2
+from typing import Literal, NamedTuple, get_args
+
+from simpar.errors import PlanError, nearest
+from simpar.hardware.cluster import Cluster, FitError
+from simpar.hardware.fabric import Network
+from simpar.units import MIB
+
+CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"]
+CollectiveAlgorithm = Literal["auto", "ring", "tree", "nvls", "nvls_tree", "pairwise"]
+
+COLLECTIVE_OPS: tuple[str, ...] = get_args(CollectiveOp)
+ALGORITHMS: tuple[str, ...] = get_args(CollectiveAlgorithm)
+
+# A tree between nodes runs below the ring's node bandwidth, since each GPU of the chain forwards both ways.
+_TREE_ACROSS_NODES = 0.9
+
+# Errors of what was fitted on 1-4 nodes and predicted 8-512 (GH200 on Slingshot): a floor beyond the measured
+# nodes.
+_EXTRAPOLATED = FitError(median=0.172, p90=0.457, median_large=0.112, p90_large=0.249)
+
+
+class CollectiveCost(NamedTuple):
+    """What one collective or message costs when nothing else uses its links.
+
+    Attributes:
+        algorithm: the one that runs.
+        latency_s: time during which no link is held.
+        total_s: latency and streaming together; ``total_s - latency_s`` is the least time its bytes need.
+        node_link_bytes: bytes that each member sends, and receives, on its node link.
+        nic_bytes: the same on its share of the NICs.
+    """
+
+    algorithm: str
+    latency_s: float
+    total_s: float
+    node_link_bytes: float
+    nic_bytes: float
+
+
+class CollectiveError(NamedTuple):
+    """Relative errors of a predicted time: half of all lie within ``median``, 90 % within ``p90``."""
+
+    median: float
+    p90: float
+
+
+_NOTHING = CollectiveCost("none", 0.0, 0.0, 0.0, 0.0)
+
+
+def collective_cost(
+    op: str, nbytes: float, size: int, nodes: int, cluster: Cluster, *, algorithm: str = "auto"
+) -> CollectiveCost:
+    """Cost of one collective over ``size`` ranks that are spread evenly over ``nodes`` nodes.
+
+    | algorithm | L | X | p |
+    |---|---|---|---|
+    | ring, one node | a + m(n-1)i | (m(n-1)/n + kappa/n) S/B | p |
+    | ring, more | a + m[k(g-1)im + (k-1)er] | max((m(n-1)/n + kappa/n) S/B, m(n-1)/n S/(gb)) | pr |
+    | tree | a + 2(g-1)i + 2 log2(k)et | max(2S/(0.9B), c S/(gb)), c = 1, 4/3, 2 for k = 2, 3, more | pt |
+    | nvls | an | (g+1)/g S/(rho B), for more than 4 GPUs on one node | p |
+    | nvls_tree | an + 2 log2(k)et | max((g+1)/g S/(rho B), c S/(gb)) | pt |
+    | pairwise (all-to-all) | ap + am(n-1) [+ ep] | max((g-1)/n S/B, (n-g)/n S/b) | p, pr |
+    | ring (broadcast, reduce) | a + (n-k)i + (k-1)er | max(S/B, S/(gb)) | p, pr |
+
+    with m = 2 for an all-reduce and 1 for its halves. Trees and NVLS do all-reduces only; on one node a tree
+    has ``tree_ratio`` instead of 0.9. A group has g shares of the NICs of each node. On ``host`` links (gloo)
+    a reduce-scatter costs what an all-reduce does, and an all-to-all also copies the own block at link speed:
+    both seen in measured times of torch 2.13.
+
+    Args:
+        op: one of ``COLLECTIVE_OPS``.
+        nbytes: buffer of an all-reduce, broadcast or reduce; output of an all-gather; input of a
+            reduce-scatter; what one rank sends in total in an all-to-all, its own block included.
+        size: number of ranks; one rank costs nothing.
+        nodes: number of nodes they are on.
+        cluster: where they run.
+        algorithm: the fastest one by default (``auto``), or the name of one.
+
+    Raises:
+        PlanError: unknown operation or algorithm, an algorithm that does not apply here, or a group that the
+            cluster cannot hold.
+    """
+    if not (0 < nodes <= size <= nodes * cluster.gpus_per_node and nodes <= cluster.nodes and nbytes >= 0):
+        raise PlanError(_misfit(nbytes, size, nodes, cluster))
+    if op not in COLLECTIVE_OPS:
+        raise PlanError(
+            f"unknown collective '{op}'{nearest(op, COLLECTIVE_OPS)}; use one of {', '.join(COLLECTIVE_OPS)}"
+        )
+    if size == 1 and algorithm in ALGORITHMS:
+        return _NOTHING
+    if op == "all_reduce":
+        costs = _all_reduce(nbytes, size, nodes, cluster)
+    elif op == "all_to_all":
+        costs = [_all_to_all(nbytes, size, nodes, cluster)]
+    elif op in ("broadcast", "reduce"):
+        costs = [_broadcast(nbytes, size, nodes, cluster)]
+    else:
+        whole = op == "reduce_scatter" and cluster.node_link.kind == "host"
+        costs = [_ring(nbytes, size, nodes, cluster, 2 if whole else 1)]
+    if algorithm != "auto":
+        admissible = [cost.algorithm for cost in costs]
+        costs = [cost for cost in costs if cost.algorithm == algorithm]
+        if not costs:
+            raise PlanError(_not_admissible(op, size, nodes, algorithm, admissible))
+    return min(costs, key=_total) if len(costs) > 1 else costs[0]
+
+
+def p2p_cost(
+    nbytes: float,
+    src: int,
+    dst: int,
+    cluster: Cluster,
+    *,
+    channels: int | None = None,
+    network: Network | None = None,
+) -> CollectiveCost:
+    """Cost of one message between two global ranks.
+
+    L = ap and X = S/B inside a node, L = ap + ep and X = S/min(b, channels x 14 GB/s) between nodes.
+
+    Args:
+        nbytes: size of the message.
+        src: sending rank.
+        dst: receiving rank.
+        cluster: where they are.
+        channels: channels of the library between the two; None takes the fabric's, or as many as fill the
+            NIC.
+        network: the cluster's links; where the cluster has a graph, latency and bandwidth are those of its
+            route.
+
+    Raises:
+        PlanError: negative size, or a rank outside the cluster.
+    """
+    if not (0 <= src < cluster.gpus and 0 <= dst < cluster.gpus and nbytes >= 0):
+        raise PlanError(
+            f"a message of {nbytes:g} bytes from rank {src} to {dst} does not fit a cluster of "
+            f"{cluster.gpus} GPUs; give a size of at least 0 and ranks from 0 to {cluster.gpus - 1}"
+        )
+    if src == dst:
+        return _NOTHING
+    local = cluster.gpus_per_node
+    link, fabric = cluster.node_link, cluster.fabric
+    same_node = src // local == dst // local
+    if network is not None and cluster.graph is not None:
+        bandwidth = min(step.capacity_bytes_per_s for step in network.route(src, dst))
+        smoothness = link.smoothness if same_node or fabric is None else fabric.smoothness
+        latency_s = network.latency_s(src, dst)
+    elif same_node:
+        link = link.between(src % local, dst % local)
+        bandwidth, smoothness, latency_s = link.bandwidth_bytes_per_s, link.smoothness, link.p2p_latency_s
+    else:
+        assert fabric is not None, "several nodes have a fabric"
+        bandwidth, smoothness = cluster.nic_bytes_per_s, fabric.smoothness
+        if channels := channels or fabric.p2p_channels:
+            bandwidth = min(bandwidth, channels * fabric.p2p_channel_bytes_per_s)
+        latency_s = link.p2p_latency_s + fabric.p2p_latency_s
+    total_s = _blend(latency_s, nbytes / bandwidth, smoothness)
+    return CollectiveCost("p2p", latency_s, total_s, nbytes if same_node else 0.0, 0.0 if same_node else nbytes)
+
+
+def p2p_channels(cluster: Cluster, communicator_size: int, budget: int = 16) -> int:
+    """Channels that NCCL gives a message to another node: enough for the NIC, fewer in large groups.
+
+    ceil(line rate / 14 GB/s) channels, halved while channels x ceil(ranks/8) exceeds the budget of a
+    communicator (NCCL's src/graph/paths.cc). Logs do not state the budget; 16 agrees with messages measured
+    over 400 Gb/s between H100 at 16, 40 and 80 ranks (45, 25, 15 GB/s), but not at 10 and 20 (25 too).
+    """
+    if cluster.fabric is None:
+        return 1
+    line_bytes_per_s = cluster.nic_bytes_per_s / cluster.fabric.efficiency
+    channels = ceil(line_bytes_per_s / cluster.fabric.p2p_channel_bytes_per_s)
+    while channels > 1 and channels * ceil(communicator_size / 8) > budget:
+        channels //= 2
+    return channels
+
+
+def collective_error(nbytes: float, size: int, nodes: int, cluster: Cluster) -> CollectiveError:
+    """Relative error to expect of :func:`collective_cost`, from the statistics of the fits behind it.
+
+    More nodes than the fabric's fit has seen count at least as much as what a fit on 4 nodes missed by on up
+    to 512.
+
+    Args:
+        nbytes: size as for :func:`collective_cost`; from 1 MiB on it counts as large.
+        size: number of ranks.
+        nodes: number of nodes they are on.
+        cluster: where they run.
+    """
+    if nodes > 1 and cluster.fabric is not None:
+        fits = [cluster.fabric.errors]
+        if cluster.fabric.measured_nodes is None or nodes > cluster.fabric.measured_nodes:
+            fits.append(_EXTRAPOLATED)
+    else:
+        fits = [cluster.node_link.over(size / nodes).errors]
+    if nbytes >= MIB:
+        return CollectiveError(max(f.median_large for f in fits), max(f.p90_large for f in fits))
+    return CollectiveError(max(f.median for f in fits), max(f.p90 for f in fits))
+
+
+def _total(cost: CollectiveCost) -> float:
+    return cost.total_s
+
+
+def _blend(latency_s: float, streaming_s: float, smoothness: float) -> float:
+    if smoothness == 1.0 or latency_s == 0.0:
+        return latency_s + streaming_s
+    # Scaled by the latency: tiny times to small powers lose digits otherwise, and with them monotonicity.
+    return latency_s * float((1.0 + (streaming_s / latency_s) ** smoothness) ** (1.0 / smoothness))
+
+
+def _all_reduce(nbytes: float, n: int, k: int, cluster: Cluster) -> list[CollectiveCost]:
+    costs = [_ring(nbytes, n, k, cluster, 2)]
+    if cluster.node_link.kind != "host":
+        costs.append(_tree(nbytes, n, k, cluster))
+        if cluster.node_link.nvls and n > 4 * k:
+            costs.append(_nvls(nbytes, n, k, cluster))
+    return costs
+
+
+def _ring(nbytes: float, n: int, k: int, cluster: Cluster, passes: int) -> CollectiveCost:
+    """A ring over all ranks: reduce-scatter and all-gather take one pass of n-1 steps, an all-reduce two."""
+    g = n / k
+    link = cluster.node_link.over(g)
+    wire = passes * (n - 1) / n * nbytes
+    streaming_s = (wire + link.copy_fraction * nbytes / n) / link.bandwidth_bytes_per_s if g > 1 else 0.0
+    fabric = cluster.fabric
+    if k == 1 or fabric is None:
+        latency_s = link.base_latency_s + passes * (n - 1) * link.step_latency_s
+        return CollectiveCost("ring", latency_s, _blend(latency_s, streaming_s, link.smoothness), wire, 0.0)
+    # A step is no faster for the ring's leaving the node; a fabric fitted on other nodes might say so.
+    inside_s = max(fabric.ring_intra_step_s, link.step_latency_s)
+    between_s = max(fabric.ring_step_s, link.step_latency_s)
+    steps_s = k * (g - 1) * inside_s + (k - 1) * between_s
+    latency_s = link.base_latency_s + passes * steps_s
+    streaming_s = max(streaming_s, wire / g / cluster.nic_bytes_per_s)
+    total_s = _blend(latency_s, streaming_s, fabric.smoothness)
+    return CollectiveCost("ring", latency_s, total_s, wire if g > 1 else 0.0, wire / g)
+
+
+def _tree(nbytes: float, n: int, k: int, cluster: Cluster) -> CollectiveCost:
+    """Two complementary binary trees over nodes, a chain in each node: up to reduce, down to broadcast."""
+    g = n / k
+    link = cluster.node_link.over(g)
+    wire = 2 * nbytes if g > 1 else 0.0
+    latency_s = link.base_latency_s + 2 * (g - 1) * link.step_latency_s
+    fabric = cluster.fabric
+    if k == 1 or fabric is None:
+        streaming_s = wire / (link.tree_ratio * link.bandwidth_bytes_per_s)
+        return CollectiveCost("tree", latency_s, _blend(latency_s, streaming_s, link.smoothness), wire, 0.0)
+    latency_s += 2 * log2(k) * fabric.tree_level_s
+    nic = _tree_share(k) * nbytes / g
+    streaming_s = max(wire / (_TREE_ACROSS_NODES * link.bandwidth_bytes_per_s), nic / cluster.nic_bytes_per_s)
+    return CollectiveCost("tree", latency_s, _blend(latency_s, streaming_s, fabric.tree_smoothness), wire, nic)
+
+
+def _nvls(nbytes: float, n: int, k: int, cluster: Cluster) -> CollectiveCost:
+    """The node's switch reduces: a GPU sends its buffer and a share of the results, and receives as much."""
+    g = n / k
+    link = cluster.node_link
+    wire = (g + 1) / g * nbytes
+    streaming_s = wire / (link.nvls_ratio * link.bandwidth_bytes_per_s)
+    fabric = cluster.fabric
+    if k == 1 or fabric is None:
+        total_s = _blend(link.nvls_latency_s, streaming_s, link.smoothness)
+        return CollectiveCost("nvls", link.nvls_latency_s, total_s, wire, 0.0)
+    latency_s = link.nvls_latency_s + 2 * log2(k) * fabric.tree_level_s
+    nic = _tree_share(k) * nbytes / g
+    total_s = _blend(latency_s, max(streaming_s, nic / cluster.nic_bytes_per_s), fabric.tree_smoothness)
+    return CollectiveCost("nvls_tree", latency_s, total_s, wire, nic)
+
+
+def _tree_share(k: int) -> float:
+    """How many times the buffer leaves a node of two complementary trees that carry half of it each."""
+    return {2: 1.0, 3: 4 / 3}.get(k, 2.0)
+
+
+def _all_to_all(nbytes: float, n: int, k: int, cluster: Cluster) -> CollectiveCost:
+    g = n / k
+    link = cluster.node_link.over(g)
+    wire = (g - 1) / n * nbytes
+    copied = link.copy_fraction * nbytes / n if link.kind == "host" else 0.0
+    latency_s = link.p2p_latency_s + link.peer_latency_s * (n - 1)
+    streaming_s = (wire + copied) / link.bandwidth_bytes_per_s
+    fabric = cluster.fabric
+    if k == 1 or fabric is None:
+        return CollectiveCost("pairwise", latency_s, _blend(latency_s, streaming_s, link.smoothness), wire, 0.0)
+    nic = (n - g) / n * nbytes
+    latency_s += fabric.p2p_latency_s
+    total_s = _blend(latency_s, max(streaming_s, nic / cluster.nic_bytes_per_s), fabric.smoothness)
+    return CollectiveCost("pairwise", latency_s, total_s, wire, nic)
+
+
+def _broadcast(nbytes: float, n: int, k: int, cluster: Cluster) -> CollectiveCost:
+    """A pipelined chain over all ranks; a reduce runs it backwards."""
+    g = n / k
+    link = cluster.node_link.over(g)
+    wire = nbytes if g > 1 else 0.0
+    latency_s = link.base_latency_s + (n - k) * link.step_latency_s
+    streaming_s = wire / link.bandwidth_bytes_per_s
+    fabric = cluster.fabric
+    if k == 1 or fabric is None:
+        return CollectiveCost("ring", latency_s, _blend(latency_s, streaming_s, link.smoothness), wire, 0.0)
+    latency_s += (k - 1) * max(fabric.ring_step_s, link.step_latency_s)
+    total_s = _blend(latency_s, max(streaming_s, nbytes / g / cluster.nic_bytes_per_s), fabric.smoothness)
+    return CollectiveCost("ring", latency_s, total_s, wire, nbytes / g)
+
+
+def _misfit(nbytes: float, size: int, nodes: int, cluster: Cluster) -> str:
+    plural = "s" if nodes != 1 else ""
+    return (
+        f"a collective of {nbytes:g} bytes over {size} ranks on {nodes} node{plural} does not fit "
+        f"{cluster.nodes} nodes of {cluster.gpus_per_node} GPUs; give a size of at least 0 and one to "
+        f"{cluster.gpus_per_node} ranks a node"
+    )
+
+
+def _not_admissible(op: str, size: int, nodes: int, algorithm: str, admissible: list[str]) -> str:
+    if algorithm not in ALGORITHMS:
+        hint = nearest(algorithm, ALGORITHMS)
+        return f"unknown algorithm '{algorithm}'{hint}; use one of {', '.join(ALGORITHMS)}"
+    why, plural = "", "s" if nodes != 1 else ""
+    if algorithm.startswith("nvls"):
+        span = "one node" if algorithm == "nvls" else "several nodes"
+        why = f" ({algorithm} needs all_reduce, an NVSwitch that reduces, over 4 GPUs a node and {span})"
+    return (
+        f"algorithm '{algorithm}' does not apply to {op} over {size} ranks on {nodes} "
+        f"node{plural}{why}; use {', '.join(['auto', *admissible])}"
+    )

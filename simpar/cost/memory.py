@@ -1,0 +1,84 @@
+"""Bytes of model states per rank: weights, gradients, optimizer states, and what ZeRO-3 gathers.
+
+Mixed-precision training with Adam keeps, per parameter, 2 bytes of weights, the gradient, an fp32 master copy (4) and
+two fp32 moments (8); ZeRO stage 1 shards the optimizer's part, stage 2 gradients too, stage 3 weights too
+(Rajbhandari et al. 2020, section 5).
+"""
+
+from simpar.model.work import DTYPE_BYTES
+
+_MOMENTS = {"adam": 2, "momentum": 1, "sgd": 0}
+
+
+def weight_bytes(precision: str) -> int:
+    """Bytes per weight as compute reads it; fp8 casts from bf16 weights."""
+    return max(DTYPE_BYTES[precision], 2)
+
+
+def has_master(precision: str, optimizer_dtype: str) -> bool:
+    """Whether the optimizer keeps a copy of the weights that is finer than what compute reads."""
+    return DTYPE_BYTES[optimizer_dtype] > weight_bytes(precision)
+
+
+def state_bytes(
+    parameters: int,
+    *,
+    precision: str,
+    grad_dtype: str,
+    optimizer: str,
+    optimizer_dtype: str,
+    zero: int,
+    shard: int,
+) -> dict[str, int]:
+    """Bytes of states on one rank, by memory category.
+
+    Args:
+        parameters: parameters on the rank before ZeRO shards them.
+        precision: dtype of compute.
+        grad_dtype: dtype in which gradients are kept.
+        optimizer: ``adam``, ``momentum`` or ``sgd``.
+        optimizer_dtype: dtype of moments and master weights.
+        zero: ZeRO stage.
+        shard: ranks that shard.
+
+    Returns:
+        Bytes of ``weights``, ``gradients`` and ``optimizer``.
+
+    >>> state_bytes(100, precision="bf16", grad_dtype="fp32", optimizer="adam", optimizer_dtype="fp32", zero=1, shard=4)
+    {'weights': 200, 'gradients': 400, 'optimizer': 300}
+    """
+    width = DTYPE_BYTES[optimizer_dtype]
+    master = width if has_master(precision, optimizer_dtype) else 0
+    moments = _MOMENTS[optimizer] * width
+    weights = weight_bytes(precision)
+    if zero == 3 and master:
+        weights, master = (
+            master,
+            0,
+        )  # the fp32 shard is the master copy; compute precision exists only gathered
+
+    def share(width: int, stage: int) -> int:
+        return -(-parameters * width // (shard if zero >= stage else 1))
+
+    return {
+        "weights": share(weights, 3),
+        "gradients": share(DTYPE_BYTES[grad_dtype], 2),
+        "optimizer": share(master + moments, 1),
+    }
+
+
+def optimizer_traffic(
+    parameters: int, *, precision: str, grad_dtype: str, optimizer: str, optimizer_dtype: str
+) -> dict[str, int]:
+    """Bytes that the optimizer's kernels move for ``parameters`` parameters of the rank's shard, by kernel.
+
+    The gradient norm reads gradients; the update reads them, and reads and writes moments and (master) weights; where
+    there is a master copy, it is cast to the weights that compute reads.
+    """
+    width, grad, weight = DTYPE_BYTES[optimizer_dtype], DTYPE_BYTES[grad_dtype], weight_bytes(precision)
+    master = has_master(precision, optimizer_dtype)
+    states = 2 * width * _MOMENTS[optimizer] + 2 * (width if master else weight)
+    traffic = {"grad norm": grad, optimizer: grad + states}
+    if master:
+        traffic["cast weights"] = width + weight
+    return {name: nbytes * parameters for name, nbytes in traffic.items()}

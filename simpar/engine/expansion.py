@@ -1,0 +1,156 @@
+"""Operations of a trace: what each is made of, and its kernels as spans of their own."""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from simpar.engine.price import BlockPrice, OpenedPrice, OperationPrice
+from simpar.engine.rows import Row, RunRow
+from simpar.program.ir import COMPUTE
+from simpar.trace.trace import (
+    KINDS,
+    NONE,
+    FloatColumn,
+    IntColumn,
+    Lane,
+    OperationDetails,
+    Spans,
+    Template,
+    spans_from_columns,
+)
+
+_Columns = dict[str, "IntColumn | FloatColumn"]
+
+
+class Expansion:
+    """Knows how every operation of a trace came about.
+
+    Args:
+        runs: one per operation.
+        place: position of every row in the sorted columns.
+        spans: the sorted operations.
+        lanes: lanes of the simulated streams; lanes for collectives inside blocks are added in ``self.lanes``.
+        children: kernels that were simulated one by one, each with its operation's row.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[RunRow],
+        place: IntColumn,
+        spans: Spans,
+        lanes: Sequence[Lane],
+        children: Sequence[tuple[Row, int]],
+    ) -> None:
+        self._spans = spans
+        self._children = children
+        self._place = place
+        self._prices: list[OperationPrice | OpenedPrice] = list({id(run.price): run.price for run in runs}.values())
+        index = {id(price): i for i, price in enumerate(self._prices)}
+        columns = np.array(
+            [(index[id(r.price)], r.row, r.issue_ns, r.gpu_ns, r.host_wait_ns) for r in runs], np.int64
+        ).reshape(-1, 5)
+        self._template, rows, self._issue, self._gpu, self._host_wait = columns.T
+        self._rows = place[rows]
+        self.lanes = (*lanes, *self._tp_lanes(lanes))
+
+    def _tp_lanes(self, lanes: Sequence[Lane]) -> list[Lane]:
+        """Collectives inside blocks get a lane of their own, beside the compute lane of their rank."""
+        if not any(block.on_tp.any() for price in self._prices for block in price.blocks):
+            return []
+        known = {lane.rank for lane in lanes if lane.stream == "tp"}
+        return [
+            Lane(lane.rank, lane.stage, "tp", lane.replicas)
+            for lane in lanes
+            if lane.stream == COMPUTE and lane.rank not in known
+        ]
+
+    @cached_property
+    def _tp_lane(self) -> IntColumn:
+        """Per lane, the tp lane of its rank."""
+        of_rank = {lane.rank: i for i, lane in enumerate(self.lanes) if lane.stream == "tp"}
+        return np.array([of_rank.get(lane.rank, NONE) for lane in self.lanes], np.int64)
+
+    def details(self, rows: int) -> OperationDetails:
+        """Per span: what it is made of, and what it waited for."""
+        template, host, gpu = (np.full(rows, fill, np.int64) for fill in (NONE, 0, 0))
+        template[self._rows] = self._template
+        host[self._rows] = self._host_wait
+        gpu[self._rows] = self._gpu
+        templates = tuple(
+            Template(
+                busy_ns={KINDS[kind]: busy for kind, busy in price.busy_ns.items()},
+                exposed_ns=price.exposed_ns,
+                gpu_ns=price.gpu_ns,
+            )
+            for price in self._prices
+        )
+        return OperationDetails(template=template, gpu_ns=gpu, host_wait_ns=host, templates=templates)
+
+    def kernels(self) -> Spans:
+        """Every kernel and every collective of every operation, ordered by start."""
+        parts: dict[str, list[IntColumn | FloatColumn]] = {name: [] for name in Spans.__dataclass_fields__}
+        for number, price in enumerate(self._prices):
+            mine = np.flatnonzero(self._template == number)
+            free, issued = self._spans.start_ns[self._rows[mine]], self._issue[mine]
+            for block, layer in zip(price.blocks, price.layers, strict=True):
+                for name, column in self._block(block, layer, mine, free, issued).items():
+                    parts[name].append(column)
+                free, issued = (
+                    np.maximum(free + block.gpu_ns, issued + block.host_ns),
+                    issued + block.issue_ns,
+                )
+        for name, column in self._simulated().items():
+            parts[name].append(column)
+        merged = {name: np.concatenate(columns) for name, columns in parts.items()}
+        order = np.lexsort((merged["lane"], merged["start_ns"]))
+        return spans_from_columns({name: column[order] for name, column in merged.items()})
+
+    def _block(self, block: BlockPrice, layer: int, mine: IntColumn, free: IntColumn, issued: IntColumn) -> _Columns:
+        """The spans of one block in all runs of its operation: shape (runs, spans), flattened.
+
+        Where collectives of other streams slowed an operation, its spans are stretched evenly.
+        """
+        parents = self._rows[mine]
+        start, lane = self._spans.start_ns[parents][:, None], self._spans.lane[parents]
+        stretch = (self._gpu[mine] / max(self._nominal(mine), 1))[:, None]
+        begin = np.maximum(free[:, None] + block.gpu_start_ns, issued[:, None] + block.host_start_ns)
+        columns = {
+            "start_ns": start + np.rint((begin - start) * stretch).astype(np.int64),
+            "duration_ns": np.rint(block.duration_ns * stretch).astype(np.int64),
+            "lane": np.where(block.on_tp, self._tp_lane[lane][:, None], lane[:, None]),
+            "kind": block.kind,
+            "name": block.name,
+            "microbatch": self._spans.microbatch[parents][:, None],
+            "chunk": self._spans.chunk[parents][:, None],
+            "layer": np.int64(layer),
+            "nbytes": block.nbytes,
+            "flop": block.span_flop,
+            "parent": parents[:, None],
+            "predecessor": np.int64(NONE),
+        }
+        return {name: np.broadcast_to(column, begin.shape).ravel() for name, column in columns.items()}
+
+    def _nominal(self, mine: IntColumn) -> int:
+        return int(self._prices[int(self._template[mine[0]])].gpu_ns)
+
+    def _simulated(self) -> _Columns:
+        """Kernels of opened runs, as they were recorded."""
+        rows = [row for row, _ in self._children]
+        parents = self._place[np.array([parent for _, parent in self._children], np.int64)]
+        times = np.array([(r.start_ns, r.end_ns - r.start_ns, r.lane) for r in rows], np.int64).reshape(-1, 3)
+        labels = np.array([row.label for row in rows], np.int64).reshape(-1, 5)
+        value = np.array([row.value for row in rows], np.float64)
+        on_tp = np.array([self.lanes[row.lane].stream != COMPUTE for row in rows], np.bool_)
+        return {
+            **dict(zip(("start_ns", "duration_ns", "lane"), times.T, strict=True)),
+            "kind": labels[:, 0],
+            "name": labels[:, 1],
+            "microbatch": self._spans.microbatch[parents],
+            "chunk": self._spans.chunk[parents],
+            "layer": labels[:, 4],
+            "nbytes": np.where(on_tp, value, 0.0),
+            "flop": np.where(on_tp, 0.0, value),
+            "parent": parents,
+            "predecessor": np.full(len(rows), NONE, np.int64),
+        }

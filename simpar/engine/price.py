@@ -1,0 +1,88 @@
+"""Times of blocks and operations as (max,+) maps.
+
+With a stream that is free at ``s`` and a host that starts to issue at ``h``, a block ends at ``max(s + D, h + H)`` and
+its host is done at ``h + L``. Such maps compose, so an operation of a thousand kernels is one event and stays exact;
+its spans are expanded afterwards. (Where collectives inside a block slow compute beside them, D and H are exact and
+what lies between the two regimes is the larger of both.)
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockPrice:
+    """The map of one block and its spans, as offsets.
+
+    Attributes:
+        gpu_ns: D, the block's length when everything was issued long ago.
+        host_ns: H, from the first launch to the block's end when the stream was free long ago.
+        issue_ns: L, the host's time to issue the block.
+        flop: FLOP of its kernels.
+        busy_ns: per kind (index into ``KINDS``), time its kernels and collectives run.
+        exposed_ns: time within D in which no kernel runs on the compute stream.
+        gpu_start_ns, host_start_ns: per span, start after s and after h.
+        duration_ns, on_tp, kind, name, nbytes, span_flop: per span.
+    """
+
+    gpu_ns: int
+    host_ns: int
+    issue_ns: int
+    flop: float
+    busy_ns: tuple[tuple[int, int], ...]
+    exposed_ns: int
+    gpu_start_ns: IntArray
+    host_start_ns: IntArray
+    duration_ns: IntArray
+    on_tp: npt.NDArray[np.bool_]
+    kind: IntArray
+    name: IntArray
+    nbytes: npt.NDArray[np.float64]
+    span_flop: npt.NDArray[np.float64]
+
+
+class OperationPrice:
+    """The composed map of an operation's blocks."""
+
+    __slots__ = ("__dict__", "blocks", "flop", "gpu_ns", "host_ns", "issue_ns", "layers")
+
+    def __init__(self, blocks: tuple[BlockPrice, ...], layers: tuple[int, ...]) -> None:
+        self.blocks = blocks
+        self.layers = layers
+        self.gpu_ns = self.issue_ns = self.host_ns = 0
+        self.flop = 0.0
+        for block in blocks:
+            self.host_ns = max(self.host_ns + block.gpu_ns, self.issue_ns + block.host_ns)
+            self.gpu_ns += block.gpu_ns
+            self.issue_ns += block.issue_ns
+            self.flop += block.flop
+
+    @cached_property
+    def busy_ns(self) -> dict[int, int]:
+        """Time per kind of its kernels and collectives."""
+        total: dict[int, int] = {}
+        for block in self.blocks:
+            for kind, duration in block.busy_ns:
+                total[kind] = total.get(kind, 0) + duration
+        return total
+
+    @cached_property
+    def exposed_ns(self) -> int:
+        """Time in which its compute stream waits for its own collectives."""
+        return sum(block.exposed_ns for block in self.blocks)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenedPrice:
+    """What an operation turned out to be that was simulated kernel by kernel; same attributes as its composed kin."""
+
+    busy_ns: dict[int, int]
+    exposed_ns: int
+    gpu_ns: int
+    blocks: tuple[BlockPrice, ...] = ()
+    layers: tuple[int, ...] = ()

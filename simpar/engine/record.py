@@ -1,0 +1,113 @@
+"""Turns what a run wrote down into a trace."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from simpar.engine.expansion import Expansion
+from simpar.engine.network import Network
+from simpar.engine.price import OpenedPrice
+from simpar.engine.rows import CATEGORY, KIND, Label, Recorder, Row, RunRow
+from simpar.program.ir import COMPUTE, RankProgram
+from simpar.trace.trace import (
+    NONE,
+    FloatColumn,
+    IntColumn,
+    Lane,
+    LinkUse,
+    MemoryEvents,
+    Trace,
+    spans_from_columns,
+)
+
+_LAST_COMPUTE = KIND["norm"]
+
+
+def build_trace(
+    recorder: Recorder, lanes: Sequence[Lane], network: Network, ranks: Iterable[RankProgram], step_ns: int
+) -> Trace:
+    """Sorts rows by start and turns them into columns."""
+    rows, runs_of_rows, children = _close_opened_runs(recorder, lanes)
+    columns, place = _columns(rows)
+    spans = spans_from_columns(columns)
+    expansion = Expansion(runs_of_rows, place, spans, lanes, children)
+    return Trace(
+        step_ns=step_ns,
+        lanes=expansion.lanes,
+        names=recorder.names,
+        spans=spans,
+        memory=_memory_events(recorder.memory, ranks),
+        links=tuple(LinkUse(name=n, nbytes=b, capacity_bytes_per_s=c) for n, b, c in network.usage()),
+        details=expansion.details(len(rows)),
+        expand=expansion.kernels,
+    )
+
+
+def _columns(rows: Sequence[Row]) -> tuple[dict[str, IntColumn | FloatColumn], IntColumn]:
+    """Columns ordered by start, and the place of every row in them (-1 stays -1)."""
+    times = np.array([(row.start_ns, row.end_ns, row.lane, row.cause) for row in rows], np.int64).reshape(-1, 4)
+    order = np.lexsort((times[:, 2], times[:, 1], times[:, 0]))
+    place = np.full(len(rows) + 1, NONE, np.int64)
+    place[order] = np.arange(len(rows))
+    times = times[order]
+    labels = np.array([row.label for row in rows], np.int64).reshape(-1, 5)[order]
+    value = np.array([row.value for row in rows], np.float64)[order]
+    is_compute = labels[:, 0] <= _LAST_COMPUTE
+    columns: dict[str, IntColumn | FloatColumn] = {
+        "start_ns": times[:, 0],
+        "duration_ns": times[:, 1] - times[:, 0],
+        "lane": times[:, 2],
+        **dict(zip(Label._fields, labels.T, strict=True)),
+        "nbytes": np.where(is_compute, 0.0, value),
+        "flop": np.where(is_compute, value, 0.0),
+        "parent": np.full(len(rows), NONE),
+        "predecessor": place[times[:, 3]],
+    }
+    return columns, place
+
+
+def _close_opened_runs(
+    recorder: Recorder, lanes: Sequence[Lane]
+) -> tuple[list[Row], list[RunRow], list[tuple[Row, int]]]:
+    """Puts one row in place of the kernels of each opened run.
+
+    Returns:
+        The rows that remain, how the runs among them were made up, and the kernels, each with its run's row.
+    """
+    if not recorder.opened:
+        return recorder.rows, recorder.runs, []
+    rows: list[Row] = []
+    moved: dict[int, int] = {NONE: NONE}  # old row -> new row
+    members: dict[int, list[int]] = {}
+    for index, row in enumerate(recorder.rows):
+        if row.opened == NONE:
+            moved[index] = len(rows)
+            rows.append(row)
+        else:
+            members.setdefault(row.opened, []).append(index)
+    children, opened_runs = [], []
+    for number, indices in members.items():
+        mine = [recorder.rows[i] for i in indices]
+        compute = [row for row in mine if lanes[row.lane].stream == COMPUTE]
+        start, end = min(row.start_ns for row in compute), max(row.end_ns for row in compute)
+        busy: dict[int, int] = {}
+        for row in mine:
+            busy[row.label.kind] = busy.get(row.label.kind, 0) + row.end_ns - row.start_ns
+        exposed = end - start - sum(row.end_ns - row.start_ns for row in compute)
+        moved.update(dict.fromkeys(indices, len(rows)))
+        children += [(row, len(rows)) for row in mine]
+        opened_runs.append(RunRow(len(rows), OpenedPrice(busy, exposed, end - start), start, end - start, 0))
+        flop = sum(row.value for row in compute)
+        rows.append(Row(start, end, compute[0].lane, recorder.opened[number], flop, compute[0].cause))
+    runs = [run._replace(row=moved[run.row]) for run in recorder.runs]
+    return [row._replace(cause=moved[row.cause]) for row in rows], runs + opened_runs, children
+
+
+def _memory_events(memory: list[tuple[int, int, int, int]], ranks: Iterable[RankProgram]) -> MemoryEvents:
+    resident = [
+        (0, rank.rank, CATEGORY[category], nbytes) for rank in ranks for category, nbytes in rank.resident if nbytes
+    ]
+    columns = np.array(resident + memory, np.int64).reshape(-1, 4)
+    # at one instant, what is given back goes first: the allocator can reuse it for what is taken
+    columns = columns[np.lexsort((columns[:, 3], columns[:, 0]))]
+    return MemoryEvents(time_ns=columns[:, 0], rank=columns[:, 1], category=columns[:, 2], delta_bytes=columns[:, 3])

@@ -1,0 +1,182 @@
+"""A plan laid over a model and a cluster: every rule of the field checked, everything left open filled in."""
+
+from dataclasses import dataclass
+
+from simpar.errors import PlanError
+from simpar.hardware.cluster import Cluster
+from simpar.model.module import ModuleModel
+from simpar.model.transformer import Transformer
+from simpar.model.work import AttentionKernel
+from simpar.plan.partition import samples_to_microbatches
+from simpar.plan.plan import Plan, StateDType
+
+Model = Transformer | ModuleModel
+_DEFAULT_SEQ_LEN = 4096
+_MEGATRON_BUCKET = 40_000_000  # parameters; Megatron-Core DistributedDataParallelConfig: max(40 M, 1 M · dp)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A plan with nothing left open; ranks count tensor-parallel first, then data, then pipeline (Megatron's order).
+
+    Attributes:
+        plan: the plan as given.
+        dp: data-parallel degree.
+        shard: ranks over which ZeRO shards; ``dp // shard`` groups of them are replicas of each other.
+        microbatches: microbatches per step and replica.
+        global_batch: samples per step.
+        seq_len: tokens per sample (1 for a module).
+        grad_dtype: dtype of gradients.
+        attention: kernel of the attention core.
+        launch_s: host seconds per launch.
+        bucket_parameters: parameters per gradient bucket.
+    """
+
+    plan: Plan
+    dp: int
+    shard: int
+    microbatches: int
+    global_batch: int
+    seq_len: int
+    grad_dtype: StateDType
+    attention: AttentionKernel
+    launch_s: float
+    bucket_parameters: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one microbatch."""
+        return self.plan.micro_batch * self.seq_len
+
+    def rank(self, stage: int, replica: int = 0, shard: int = 0) -> int:
+        """Global rank of pipeline rank ``stage``, data-parallel index ``replica``, tensor-parallel index ``shard``."""
+        return shard + self.plan.tp * (replica + self.dp * stage)
+
+
+def lay_out(plan: Plan, model: Model, cluster: Cluster) -> Layout:
+    """Checks a plan against its model and cluster, and fills in what it leaves open.
+
+    Raises:
+        PlanError: the first rule that the plan breaks, with the values and a mend.
+    """
+    dp = _data_parallel(plan, cluster)
+    shard = _shard(plan, dp)
+    if isinstance(model, Transformer):
+        _check_transformer(plan, model, cluster)
+        seq_len = plan.seq_len or min(model.max_positions or _DEFAULT_SEQ_LEN, _DEFAULT_SEQ_LEN)
+        _check_sequence(plan, model, seq_len)
+    else:
+        _check_module(plan, model)
+        seq_len = 1
+    global_batch, microbatches = _batch(plan, dp)
+    device = cluster.device
+    device.gemm_fit(plan.precision)
+    attention: AttentionKernel = device.attention_kernel if plan.attention == "auto" else plan.attention
+    if attention != "unfused" and attention not in device.attention_kernel_speed:
+        raise PlanError(
+            f"attention '{attention}' does not run on {device.name}, which has "
+            f"{', '.join(sorted(device.attention_kernel_speed))}; set attention=auto"
+        )
+    return Layout(
+        plan=plan,
+        dp=dp,
+        shard=shard,
+        microbatches=microbatches,
+        global_batch=global_batch,
+        seq_len=seq_len,
+        grad_dtype=plan.grad_dtype or "fp32",
+        attention=attention,
+        launch_s=device.launch_s if plan.launch_s is None else plan.launch_s,
+        bucket_parameters=plan.bucket_parameters or max(_MEGATRON_BUCKET, 1_000_000 * dp),
+    )
+
+
+def _data_parallel(plan: Plan, cluster: Cluster) -> int:
+    gpus, model_parallel = cluster.gpus, plan.tp * plan.pp
+    if gpus % model_parallel:
+        raise PlanError(
+            f"tp {plan.tp} × pp {plan.pp} = {model_parallel} does not divide the cluster's {gpus} GPUs; "
+            f"choose degrees whose product divides {gpus}"
+        )
+    dp = gpus // model_parallel
+    if plan.dp is not None and plan.dp != dp:
+        raise PlanError(
+            f"dp {plan.dp} × tp {plan.tp} × pp {plan.pp} = {plan.dp * model_parallel} ranks, "
+            f"but the cluster has {gpus} GPUs; set dp={dp}"
+        )
+    local = cluster.gpus_per_node
+    if local % plan.tp and plan.tp % local:
+        raise PlanError(
+            f"tp {plan.tp} neither divides nor is a multiple of the {local} GPUs of a node, so some of its groups would "
+            f"straddle nodes; set tp to a divisor of {local}"
+        )
+    return dp
+
+
+def _shard(plan: Plan, dp: int) -> int:
+    shard = plan.dp_shard or dp
+    if dp % shard:
+        raise PlanError(f"dp_shard {shard} does not divide dp {dp}; set dp_shard to a divisor of {dp}")
+    if plan.dp_shard is not None and plan.dp_shard != dp and plan.zero == 0:
+        raise PlanError(f"dp_shard {shard} has no meaning with zero 0, which shards nothing; set zero to 1, 2 or 3")
+    return shard
+
+
+def _batch(plan: Plan, dp: int) -> tuple[int, int]:
+    """Samples per step, microbatches per replica."""
+    if plan.global_batch is None:
+        microbatches = plan.grad_accum or 1
+        return microbatches * plan.micro_batch * dp, microbatches
+    microbatches = samples_to_microbatches(plan.global_batch, dp, plan.micro_batch)
+    if plan.grad_accum is not None and plan.grad_accum != microbatches:
+        raise PlanError(
+            f"grad_accum {plan.grad_accum} × micro_batch {plan.micro_batch} × dp {dp} = "
+            f"{plan.grad_accum * plan.micro_batch * dp} samples, but global_batch is {plan.global_batch}; "
+            f"set grad_accum={microbatches} or drop it"
+        )
+    return plan.global_batch, microbatches
+
+
+def _check_transformer(plan: Plan, model: Transformer, cluster: Cluster) -> None:
+    tp = plan.tp
+    for what, count in (("heads", model.heads), ("ffn_hidden", model.ffn_hidden)):
+        if count % tp:
+            raise PlanError(
+                f"tp {tp} does not divide the {count} {what} of {model.name}; set tp to a divisor of {count}"
+            )
+    if model.kv_heads % tp and tp % model.kv_heads:
+        raise PlanError(
+            f"tp {tp} neither divides nor is a multiple of the {model.kv_heads} kv_heads of {model.name}; "
+            f"set tp to a divisor of {model.kv_heads}"
+        )
+    if plan.sequence_parallel and tp == 1:
+        raise PlanError(
+            "sequence_parallel shards over the tensor-parallel group, but tp is 1; raise tp or switch it off"
+        )
+    if plan.recompute_layers is not None and plan.recompute_layers > model.layers:
+        raise PlanError(
+            f"recompute_layers {plan.recompute_layers} is more than the {model.layers} layers of {model.name}; "
+            "set recompute_layers lower or drop it to recompute all"
+        )
+    if model.max_positions and model.position == "learned" and plan.seq_len and plan.seq_len > model.max_positions:
+        raise PlanError(
+            f"seq_len {plan.seq_len} is longer than the {model.max_positions} learned positions of {model.name}; "
+            f"set seq_len to at most {model.max_positions}"
+        )
+
+
+def _check_sequence(plan: Plan, model: Transformer, seq_len: int) -> None:
+    if plan.sequence_parallel and seq_len % plan.tp:
+        raise PlanError(
+            f"sequence_parallel splits seq_len {seq_len} over tp {plan.tp}, which does not divide it; "
+            f"set seq_len to a multiple of {plan.tp}"
+        )
+
+
+def _check_module(plan: Plan, model: ModuleModel) -> None:
+    if plan.tp > 1:
+        raise PlanError(f"tp {plan.tp} needs a transformer description, but {model.name} is a traced module; set tp=1")
+    if plan.seq_len is not None:
+        raise PlanError(f"seq_len {plan.seq_len} has no meaning for the module {model.name}; drop it")
+    if plan.recompute == "selective":
+        raise PlanError(f"recompute 'selective' needs a transformer description, not {model.name}; set recompute=full")

@@ -1,0 +1,153 @@
+"""Who gets what: layers to virtual stages, samples to microbatches."""
+
+import heapq
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from simpar.errors import PlanError, nearest
+
+Split = Literal["uniform", "balanced"] | tuple[int, ...]
+
+
+def partition(
+    layers: int,
+    stages: int,
+    *,
+    split: Split = "uniform",
+    layer_cost: float = 1.0,
+    first_cost: float = 0.0,
+    last_cost: float = 0.0,
+) -> tuple[range, ...]:
+    """Contiguous layers of each virtual stage; every layer lies on exactly one.
+
+    * ``uniform``: as many layers everywhere; those left over go to the middle stages from the last one
+      backward, then to the first stage, never to the last. The first stage also holds the embedding and the
+      last one the head and the loss, and under 1F1B a later stage keeps fewer microbatches alive. 30 layers
+      on 4 stages become 7, 8, 8, 7, as with Megatron's ``--account-for-embedding-in-pipeline-split`` and
+      ``--account-for-loss-in-pipeline-split``.
+    * ``balanced``: the costliest stage costs as little as possible, where a stage costs its layers, and the
+      first and the last one ``first_cost`` and ``last_cost`` on top. Ties are broken as in ``uniform``.
+    * a tuple: as many layers as it says.
+
+    The last and the first stage may be left without layers where they have an embedding or a head to do: with
+    ``balanced`` if these have a cost, with a tuple if it says so.
+
+    >>> [len(r) for r in partition(30, 4)], [len(r) for r in partition(30, 4, split="balanced", last_cost=3)]
+    ([7, 8, 8, 7], [8, 8, 9, 5])
+
+    Args:
+        layers: layers of the model.
+        stages: virtual stages of the pipeline.
+        split: the rule.
+        layer_cost: cost of a layer, in any unit.
+        first_cost: cost of the embedding in the same unit; counts only for ``balanced``.
+        last_cost: cost of the head and the loss in the same unit; counts only for ``balanced``.
+
+    Raises:
+        PlanError: the split cannot hold these layers.
+    """
+    if layers < 1 or stages < 1:
+        raise PlanError(f"{layers} layers on {stages} stages is no pipeline; set both to at least 1")
+    if isinstance(split, str):
+        if split not in ("uniform", "balanced"):
+            raise PlanError(
+                f"layer split '{split}' is not known{nearest(split, ['uniform', 'balanced'])}; "
+                "take 'uniform', 'balanced' or one number of layers per stage"
+            )
+        if stages > layers:
+            raise PlanError(
+                f"{stages} stages are more than the {layers} layers, but each stage needs one; "
+                f"set pp × vpp to at most {layers}"
+            )
+        extras = _extras(stages, first_cost, last_cost) if split == "balanced" else [0.0] * stages
+        counts: Sequence[int] = _spread(layers, extras, _checked_cost(layer_cost))
+    else:
+        _check_counts(layers, stages, split)
+        counts = split
+    ends = [sum(counts[: stage + 1]) for stage in range(stages)]
+    return tuple(range(end - count, end) for end, count in zip(ends, counts, strict=True))
+
+
+def samples_to_microbatches(global_batch: int, dp: int, micro_batch: int) -> int:
+    """Microbatches that each data-parallel replica runs in a step.
+
+    >>> samples_to_microbatches(1024, dp=16, micro_batch=2)
+    32
+
+    Raises:
+        PlanError: the batch does not divide, or a number is below 1.
+    """
+    if min(global_batch, dp, micro_batch) < 1:
+        raise PlanError(
+            f"global_batch={global_batch}, dp={dp}, micro_batch={micro_batch} must all be at least 1; raise "
+            "the smallest"
+        )
+    samples = dp * micro_batch
+    if global_batch % samples:
+        below = global_batch // samples * samples
+        choices = f"{below} or {below + samples}" if below else f"{samples}"
+        raise PlanError(
+            f"global batch {global_batch} is not a multiple of dp {dp} × micro-batch {micro_batch} = "
+            f"{samples}; set global_batch={choices}"
+        )
+    return global_batch // samples
+
+
+def _spread(layers: int, extras: Sequence[float], layer_cost: float) -> list[int]:
+    """Layers per stage with the smallest possible maximum of ``extras[i] + layer_cost * counts[i]``.
+
+    Layers cost alike, so giving one after the other to the stage that is then the cheapest is exact: that
+    stage's new cost is the least to which any choice could have led.
+    """
+    last = len(extras) - 1
+    # A stage may stay empty only if it has something else to do.
+    counts = [0 if extra > 0 else 1 for extra in extras]
+
+    def bid(stage: int) -> tuple[float, bool, int]:
+        preference = {0: 1, last: 2}.get(stage, -stage)
+        return extras[stage] + layer_cost * (counts[stage] + 1), counts[stage] > 0, preference
+
+    bids = [(bid(stage), stage) for stage in range(len(extras))]
+    heapq.heapify(bids)
+    for _ in range(layers - sum(counts)):
+        stage = bids[0][1]
+        counts[stage] += 1
+        heapq.heapreplace(bids, (bid(stage), stage))
+    return counts
+
+
+def _extras(stages: int, first_cost: float, last_cost: float) -> list[float]:
+    for name, cost in (("first_cost", first_cost), ("last_cost", last_cost)):
+        if not (math.isfinite(cost) and cost >= 0):
+            raise PlanError(f"{name} is {cost}, but a cost is finite and not negative; set {name}=0 or more")
+    extras = [0.0] * stages
+    extras[0] += first_cost
+    extras[-1] += last_cost
+    return extras
+
+
+def _checked_cost(layer_cost: float) -> float:
+    if not (math.isfinite(layer_cost) and layer_cost > 0):
+        raise PlanError(f"layer_cost is {layer_cost}, but a layer costs something finite; set layer_cost above 0")
+    return layer_cost
+
+
+def _check_counts(layers: int, stages: int, counts: tuple[int, ...]) -> None:
+    shown = " + ".join(map(str, counts))
+    if len(counts) != stages:
+        raise PlanError(
+            f"layer split {shown} names {len(counts)} stages, but the pipeline has {stages}; "
+            f"give {stages} numbers of layers"
+        )
+    empty = next((i for i, count in enumerate(counts) if count < (0 if i in (0, stages - 1) else 1)), None)
+    if empty is not None:
+        raise PlanError(
+            f"layer split {shown} gives stage {empty} {counts[empty]} layers, but only the first and the "
+            "last stage, which hold embedding and head, can do without; give it at least 1"
+        )
+    if sum(counts) != layers:
+        raise PlanError(
+            f"layer split {shown} = {sum(counts)} does not cover the model's {layers} layers; "
+            f"change it by {layers - sum(counts):+d}"
+        )

@@ -1,0 +1,50 @@
+"""Peak memory of a program, without a clock.
+
+Memory is taken and given back in the order of the compute stream, so its course needs no times: the peak is a property
+of the program.
+"""
+
+from dataclasses import dataclass
+
+from simpar.program.ir import Alloc, Program, RankProgram, Run
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Memory of one rank when it is fullest.
+
+    Attributes:
+        stage: pipeline rank.
+        rank: global rank.
+        peak_bytes: everything held at the peak.
+        by_category: what it is held for, at that moment.
+    """
+
+    stage: int
+    rank: int
+    peak_bytes: int
+    by_category: dict[str, int]
+
+
+def footprints(program: Program) -> tuple[Footprint, ...]:
+    """The footprint of every simulated rank, in program order."""
+    return tuple(_footprint(rank) for rank in program.ranks)
+
+
+def _footprint(rank: RankProgram) -> Footprint:
+    held = dict(rank.resident)
+    peak, at_peak = sum(held.values()), dict(held)
+    total = peak
+    for instruction in rank.instructions:
+        if isinstance(instruction, Alloc):
+            held[instruction.category] = held.get(instruction.category, 0) + instruction.nbytes
+            total += instruction.nbytes
+            transient = 0
+        elif isinstance(instruction, Run):
+            transient = instruction.transient_bytes
+        else:
+            continue
+        if total + transient > peak:
+            peak, at_peak = total + transient, dict(held)
+            at_peak["activations"] = at_peak.get("activations", 0) + transient
+    return Footprint(rank.stage, rank.rank, peak, at_peak)

@@ -1,0 +1,35 @@
+"""Writes a rank's instructions in host order and names its events."""
+
+from simpar.program.ir import COMPUTE, Collective, Instruction, Record, Wait
+
+
+class Writer:
+    """A rank's program in the making."""
+
+    def __init__(self) -> None:
+        self.instructions: list[Instruction] = []
+        self._events = 0
+
+    def add(self, *instructions: Instruction) -> None:
+        """Appends instructions."""
+        self.instructions.extend(instructions)
+
+    def record(self, stream: str = COMPUTE) -> str:
+        """An event that marks the present end of a stream."""
+        event = str(self._events)
+        self._events += 1
+        self.add(Record(stream, event))
+        return event
+
+    def wait(self, event: str, stream: str = COMPUTE) -> None:
+        """A stream goes on only after the event."""
+        self.add(Wait(stream, event))
+
+    def after(self, collectives: list[Collective], event: str | None = None) -> str | None:
+        """Collectives on their own stream once ``event`` (or what compute has so far) is done; the event of their end."""
+        if not collectives:
+            return None
+        stream = collectives[0].group.stream
+        self.wait(self.record() if event is None else event, stream)
+        self.add(*collectives)
+        return self.record(stream)

@@ -1,0 +1,276 @@
+"""The result of a simulated job: a plain record of the trace, and the figures that people ask of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from simpar.job import Job
+from simpar.model.transformer import Transformer
+from simpar.plan.layout import Layout
+from simpar.program.footprint import Footprint
+from simpar.trace.breakdown import RankTime, breakdown, bubble_fraction
+from simpar.trace.trace import KINDS, Trace
+from simpar.units import GB, TFLOP, format_bytes, format_count, format_time
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+MFU_CONVENTION = (
+    "MFU counts 3 × forward FLOP of the model (matrix products, full attention without halving for the causal mask, as "
+    "the PaLM and Megatron-LM papers do), HFU adds what is recomputed; both over the dense peak of the dtype that runs"
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One simulated step.
+
+    Attributes:
+        job: what was simulated.
+        layout: the plan with everything filled in.
+        trace: what happened.
+        footprints: peak memory of every simulated rank.
+        warnings: what a careful reader should know.
+    """
+
+    job: Job
+    layout: Layout
+    trace: Trace
+    footprints: tuple[Footprint, ...]
+    warnings: tuple[str, ...]
+
+    # ---- speed ------------------------------------------------------------------------------------------------------
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds of one optimizer step."""
+        return self.trace.step_s
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples of the global batch per second."""
+        return self.layout.global_batch / self.step_time_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second over the whole cluster; for a module, samples."""
+        return self.samples_per_s * self.layout.seq_len
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        """Tokens per second and GPU; for a module, samples."""
+        return self.tokens_per_s / self.job.cluster.gpus
+
+    @cached_property
+    def model_flop(self) -> float:
+        """FLOP of the model itself in one step, by :data:`MFU_CONVENTION`."""
+        model, batch = self.job.model, self.layout.global_batch
+        if isinstance(model, Transformer):
+            return model.step_flop(batch * self.layout.seq_len, self.layout.seq_len, "full").total
+        return model.step_flop(batch)
+
+    @cached_property
+    def recomputed_flop(self) -> float:
+        """FLOP that recomputation adds, by the same convention."""
+        model, plan, layout = self.job.model, self.job.plan, self.layout
+        if plan.recompute == "none":
+            return 0.0
+        if not isinstance(model, Transformer):
+            batch = layout.global_batch
+            return sum(kernel.work.flop for layer in model.layers for kernel in layer.forward(batch))
+        forward = model.flop_per_token(layout.seq_len, "full")
+        head = 2.0 * model.hidden * model.vocab
+        tokens = layout.global_batch * layout.seq_len
+        if plan.recompute == "selective":
+            return tokens * forward.attention
+        stages = plan.pp * plan.vpp
+        layers = min(model.layers, (plan.recompute_layers or model.layers) * stages)
+        return tokens * (forward.total - head) * layers / model.layers
+
+    @property
+    def peak_flop_per_s(self) -> float:
+        """Dense peak of the whole cluster in the plan's precision."""
+        return float(self.job.cluster.device.peak(self.job.plan.precision) * self.job.cluster.gpus)
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOP utilisation (0 to 1)."""
+        return self.model_flop / self.step_time_s / self.peak_flop_per_s
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOP utilisation (0 to 1): model FLOP and recomputed ones."""
+        return (self.model_flop + self.recomputed_flop) / self.step_time_s / self.peak_flop_per_s
+
+    # ---- where time and bytes go ------------------------------------------------------------------------------------
+
+    @cached_property
+    def ranks(self) -> tuple[RankTime, ...]:
+        """The time of every simulated rank."""
+        return breakdown(self.trace)
+
+    @cached_property
+    def bubble_fraction(self) -> float:
+        """Share of the step in which ranks have nothing to do, on the mean of all ranks."""
+        return bubble_fraction(self.trace)
+
+    @cached_property
+    def communication_bytes(self) -> dict[str, float]:
+        """Buffer bytes of the collectives and messages of one rank of the busiest stage, by group."""
+        spans = self.trace.kernels() if self.layout.plan.tp > 1 else None
+        totals: dict[tuple[int, str], float] = {}
+        for table in (self.trace.spans, spans):
+            if table is None:
+                continue
+            for index, lane in enumerate(self.trace.lanes):
+                if lane.stream != "compute":
+                    carried = float(table.nbytes[table.lane == index].sum())
+                    totals[lane.rank, lane.stream] = totals.get((lane.rank, lane.stream), 0.0) + carried
+        most: dict[str, float] = {}
+        for (_, stream), carried in totals.items():
+            most[stream] = max(most.get(stream, 0.0), carried)
+        return {stream: carried for stream, carried in most.items() if carried}
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """Peak memory of the fullest rank."""
+        return max(f.peak_bytes for f in self.footprints)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank fits its device."""
+        return self.peak_memory_bytes <= self.job.cluster.device.memory_bytes
+
+    # ---- readers ----------------------------------------------------------------------------------------------------
+
+    def timeline(self, *, dark: bool = False, budget: int = 5000, kernels: bool = False) -> "go.Figure":
+        """The step as a Plotly figure; ``.write_html(path)`` or :meth:`write_timeline` make a file of it."""
+        from simpar.view.timeline import timeline  # noqa: PLC0415 - plotly only where it draws
+
+        return timeline(
+            self.trace,
+            title=self.title,
+            subtitle=self.subtitle,
+            dark=dark,
+            budget=budget,
+            kernels=kernels,
+            memory_capacity_bytes=self.job.cluster.device.memory_bytes,
+        )
+
+    def write_timeline(self, path: str, *, dark: bool = False, budget: int = 5000, kernels: bool = False) -> None:
+        """Writes the timeline as one HTML file that needs no network."""
+        from simpar.view.timeline import write_timeline  # noqa: PLC0415
+
+        write_timeline(self.timeline(dark=dark, budget=budget, kernels=kernels), path)
+
+    @property
+    def title(self) -> str:
+        """Model, cluster and plan in one line."""
+        plan, cluster = self.layout.plan, self.job.cluster
+        degrees = {"tp": plan.tp, "pp": plan.pp, "dp": self.layout.dp, "zero": plan.zero}
+        shown = " ".join(
+            f"{name}={n}" for name, n in degrees.items() if n > 1 or name == "dp" or (name == "zero" and n)
+        )
+        schedule = f" · {plan.schedule}" + (f" ×{plan.vpp}" if plan.vpp > 1 else "") if plan.pp > 1 else ""
+        return f"{self.job.model.name} on {cluster.gpus:,} {cluster.device.name} · {shown}{schedule}"
+
+    @property
+    def subtitle(self) -> str:
+        """The main figures in one line."""
+        return (
+            f"step {format_time(self.step_time_s)} · {format_count(self.tokens_per_s)} {self.unit}/s · MFU {self.mfu:.1%} · "
+            f"bubble {self.bubble_fraction:.1%} · peak memory {format_bytes(self.peak_memory_bytes)}"
+        )
+
+    @property
+    def unit(self) -> str:
+        """What throughput counts."""
+        return "tokens" if isinstance(self.job.model, Transformer) else "samples"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything that the report says, as plain values; times in seconds, memory in bytes."""
+        device = self.job.cluster.device
+        fullest = max(self.footprints, key=lambda f: f.peak_bytes)
+        return {
+            "step_time_s": self.step_time_s,
+            "samples_per_s": self.samples_per_s,
+            "tokens_per_s": self.tokens_per_s,
+            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
+            "mfu": self.mfu,
+            "hfu": self.hfu,
+            "mfu_convention": MFU_CONVENTION,
+            "model_flop": self.model_flop,
+            "model_tflop_per_s_per_gpu": self.model_flop / self.step_time_s / self.job.cluster.gpus / TFLOP,
+            "bubble_fraction": self.bubble_fraction,
+            "gpus": self.job.cluster.gpus,
+            "microbatches": self.layout.microbatches,
+            "global_batch": self.layout.global_batch,
+            "breakdown": [_rank_dict(rank) for rank in self.ranks],
+            "communication_bytes": self.communication_bytes,
+            "links": [_link_dict(link, self.step_time_s) for link in self._links()],
+            "memory": {
+                "peak_bytes": fullest.peak_bytes,
+                "capacity_bytes": device.memory_bytes,
+                "fits": self.fits,
+                "by_category": fullest.by_category,
+                "by_stage": [
+                    {
+                        "stage": f.stage,
+                        "rank": f.rank,
+                        "peak_bytes": f.peak_bytes,
+                        "by_category": f.by_category,
+                    }
+                    for f in self.footprints
+                ],
+            },
+            "warnings": list(self.warnings),
+        }
+
+    def _links(self) -> list[Any]:
+        return sorted(self.trace.links, key=lambda link: (-link.nbytes / link.capacity_bytes_per_s, link.name))
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks."""
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{name}</th><td>{value}</td></tr>"
+            for name, value in self.summary().items()
+        )
+        return f"<table><caption>{self.title}</caption>{rows}</table>"
+
+    def summary(self) -> dict[str, str]:
+        """The main figures with their units, as text."""
+        device = self.job.cluster.device
+        return {
+            "step time": format_time(self.step_time_s),
+            f"{self.unit}/s": f"{self.tokens_per_s:,.0f}",
+            f"{self.unit}/s/GPU": f"{self.tokens_per_s_per_gpu:,.1f}",
+            "MFU": f"{self.mfu:.1%}",
+            "HFU": f"{self.hfu:.1%}",
+            "bubble": f"{self.bubble_fraction:.1%}",
+            "peak memory": f"{format_bytes(self.peak_memory_bytes)} of {format_bytes(device.memory_bytes)}",
+        }
+
+
+def _rank_dict(rank: RankTime) -> dict[str, Any]:
+    return {
+        "stage": rank.stage,
+        "rank": rank.rank,
+        "replicas": rank.replicas,
+        "compute_s": rank.compute_s,
+        "optimizer_s": rank.optimizer_s,
+        "interference_s": rank.interference_s,
+        "host_wait_s": rank.host_wait_s,
+        "exposed_communication_s": rank.exposed_s,
+        "hidden_communication_s": rank.hidden_s,
+        "bubble_s": rank.bubble_s,
+    }
+
+
+def _link_dict(link: Any, step_s: float) -> Mapping[str, Any]:
+    return {
+        "link": link.name,
+        "bytes": link.nbytes,
+        "capacity_gb_per_s": link.capacity_bytes_per_s / GB,
+        "utilisation": link.nbytes / (link.capacity_bytes_per_s * step_s),
+    }

@@ -1,0 +1,162 @@
+"""From a job to its result: lay out, lower, check memory, run."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from simpar.cost.kernel import extrapolated
+from simpar.engine.simulate import execute
+from simpar.errors import DoesNotFitError, PlanError
+from simpar.job import Job
+from simpar.model.transformer import Transformer
+from simpar.plan.layout import Layout, lay_out
+from simpar.plan.plan import Plan
+from simpar.program.footprint import Footprint, footprints
+from simpar.program.ir import Launch, Program, Run
+from simpar.program.lower import lower
+from simpar.result import Result
+from simpar.trace.breakdown import breakdown
+from simpar.trace.trace import Trace
+from simpar.units import format_bytes
+
+_NEARLY_FULL = 0.9
+_LAUNCH_BOUND = 0.05
+
+
+def simulate(job: Job | dict[str, Any], *, allow_oom: bool = False, fold: bool = True) -> Result:
+    """Simulates one training step.
+
+    Args:
+        job: the job, or its fields.
+        allow_oom: simulate also a job that does not fit its devices.
+        fold: let one replica stand for all equal ones; switched off, every rank is simulated, with the same result.
+
+    Raises:
+        PlanError: the plan breaks a rule of model or cluster.
+        DoesNotFitError: the job needs more memory than a device has.
+        pydantic.ValidationError: a field of the job is wrong.
+
+    >>> result = simulate(dict(model="llama3-8b", cluster="h100-sxm:1x8", plan=dict(tp=8, zero=1)))
+    >>> result.fits
+    True
+    """
+    job = Job.model_validate(job)
+    layout = lay_out(job.plan, job.model, job.cluster)
+    program = lower(job.model, job.cluster, layout, fold=fold)
+    memory = footprints(program)
+    if not allow_oom:
+        _check_fit(job, memory)
+    trace = execute(program, job.cluster)
+    return Result(job, layout, trace, memory, tuple(_warnings(job, layout, program, memory, trace)))
+
+
+def _check_fit(job: Job, memory: tuple[Footprint, ...]) -> None:
+    capacity = job.cluster.device.memory_bytes
+    worst = max(memory, key=lambda f: f.peak_bytes)
+    if worst.peak_bytes <= capacity:
+        return
+    parts = sorted(worst.by_category.items(), key=lambda item: -item[1])
+    shown = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in parts[:3])
+    raise DoesNotFitError(
+        f"stage {worst.stage} needs {format_bytes(worst.peak_bytes)} ({shown}), but {job.cluster.device.name} has "
+        f"{format_bytes(capacity)}; {_what_fits(job)}, or simulate it anyway with allow_oom (--allow-oom)"
+    )
+
+
+def _what_fits(job: Job) -> str:
+    """Up to three changes of the plan that make the job fit, smallest first."""
+    fitting = []
+    for change in _relief(job.plan):
+        try:
+            plan = job.plan.replace(**change)
+            layout = lay_out(plan, job.model, job.cluster)
+            peak = max(f.peak_bytes for f in footprints(lower(job.model, job.cluster, layout)))
+        except (PlanError, ValueError):
+            continue  # this change breaks another rule
+        if peak <= job.cluster.device.memory_bytes:
+            shown = " ".join(f"{name}={value}" for name, value in change.items() if value is not None)
+            fitting.append(f"{shown} ({format_bytes(peak)})")
+        if len(fitting) == 3:
+            break
+    return (
+        f"what would fit: {'; '.join(fitting)}" if fitting else "no single change of the plan would fit; use more GPUs"
+    )
+
+
+def _relief(plan: Plan) -> Iterator[dict[str, Any]]:
+    """Changes that save memory, roughly by what they cost in time."""
+    if plan.zero < 1:
+        yield {"zero": 1}
+    if plan.recompute == "none":
+        yield {"recompute": "selective"}
+    if plan.micro_batch > 1:
+        yield {"micro_batch": plan.micro_batch // 2, "grad_accum": None}
+    if plan.tp > 1 and not plan.sequence_parallel:
+        yield {"sequence_parallel": True}
+    if plan.recompute != "full":
+        yield {"recompute": "full", "zero": max(plan.zero, 1)}
+    for zero in (2, 3):
+        if plan.zero < zero:
+            yield {"zero": zero}
+    for factor in (2, 4, 8, 16):
+        yield {
+            "tp": plan.tp * factor,
+            "sequence_parallel": True,
+            "dp": None,
+            "dp_shard": None,
+            "zero": max(plan.zero, 1),
+        }
+        yield {"pp": plan.pp * factor, "dp": None, "dp_shard": None, "zero": max(plan.zero, 1)}
+        yield {
+            "tp": min(plan.tp * factor, 8),
+            "pp": plan.pp * factor,
+            "sequence_parallel": True,
+            "dp": None,
+            "dp_shard": None,
+            "zero": max(plan.zero, 1),
+            "recompute": "full",
+        }
+    yield {"zero": 3, "recompute": "full"}
+
+
+def _warnings(job: Job, layout: Layout, program: Program, memory: tuple[Footprint, ...], trace: Trace) -> Iterator[str]:
+    plan, cluster, device = layout.plan, job.cluster, job.cluster.device
+    peak = max(f.peak_bytes for f in memory)
+    if peak > device.memory_bytes:
+        yield f"does not fit: needs {format_bytes(peak)} of {format_bytes(device.memory_bytes)}; the step time is hypothetical"
+    elif peak > _NEARLY_FULL * device.memory_bytes:
+        yield (
+            f"memory is {peak / device.memory_bytes:.0%} full; allocators fragment above {_NEARLY_FULL:.0%}, "
+            "so it may run out of memory or slow down"
+        )
+    if plan.tp > cluster.gpus_per_node:
+        yield f"tp {plan.tp} spans nodes of {cluster.gpus_per_node} GPUs; its collectives go over the network every layer"
+    waiting = max((rank.host_wait_s for rank in breakdown(trace)), default=0.0)
+    if trace.step_ns and waiting > _LAUNCH_BOUND * trace.step_s:
+        yield (
+            f"launch-bound: the device waits for the host {waiting / trace.step_s:.0%} of the step "
+            f"({layout.launch_s * 1e6:.3g} µs per kernel launch); CUDA graphs or compilation would help"
+        )
+    if isinstance(job.model, Transformer) and job.model.note:
+        yield job.model.note
+    yield from _extrapolations(job, program)
+
+
+def _extrapolations(job: Job, program: Program) -> Iterator[str]:
+    """Kernels outside what was measured, by reason."""
+    reasons: dict[str, set[str]] = {}
+    seen: set[int] = set()
+    for rank in program.ranks:
+        for instruction in rank.instructions:
+            if isinstance(instruction, Run):
+                for block in instruction.operation.blocks:
+                    if id(block) in seen:
+                        continue
+                    seen.add(id(block))
+                    for launch in block.body:
+                        if isinstance(launch, Launch):
+                            reason = extrapolated(launch.kernel, job.cluster.device)
+                            if reason:
+                                reasons.setdefault(reason, set()).add(launch.name)
+    for reason, names in reasons.items():
+        shown = ", ".join(sorted(names)[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        yield f"extrapolated ({reason}): {shown}"

@@ -1,0 +1,1 @@
+"""Views of traces as plotly figures; nothing else in simpar draws."""

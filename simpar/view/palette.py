@@ -1,0 +1,151 @@
+"""Colours of the views: one per kind of span, in a light and a dark set, and the surfaces around them.
+
+The colours of kinds that can share a lane differ by at least 36 (light) or 26 (dark) in CIE76, seen with
+normal vision and with the three dichromacies of Machado, Oliveira and Fernandes (2009, severity 1); a test
+computes this again.
+"""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+IDLE_NAME = "idle"
+
+_LIGHT = MappingProxyType(
+    {
+        "forward": "#0A48D6",
+        "backward": "#B75C34",
+        "weight_grad": "#EEBF3C",
+        "recompute": "#4FB4F3",
+        "optimizer": "#643181",
+        "gemm": "#2B37FB",
+        "attention": "#C3250F",
+        "elementwise": "#F9B811",
+        "activation": "#35B6FB",
+        "norm": "#640C1F",
+        "all_reduce": "#881056",
+        "all_gather": "#2FDDFA",
+        "reduce_scatter": "#6512D6",
+        "all_to_all": "#D59984",
+        "broadcast": "#B20305",
+        "p2p": "#B9DD4B",
+        IDLE_NAME: "#DADDE2",
+    }
+)
+_DARK = MappingProxyType(
+    {
+        **_LIGHT,
+        "forward": "#2F62F0",
+        "optimizer": "#F2D6F7",
+        "gemm": "#4C5CFF",
+        "attention": "#D8402A",
+        "activation": "#47FA9D",
+        "norm": "#9C67B7",
+        "all_reduce": "#D0478F",
+        "reduce_scatter": "#8A4BF0",
+        "broadcast": "#E01E1E",
+        IDLE_NAME: "#3A3F47",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Palette:
+    """What a view needs to know about colour.
+
+    Attributes:
+        template: name of the plotly template to start from.
+        surface: behind the plot and the page.
+        text: titles and labels.
+        faint: secondary text and tick labels.
+        line: separators and grid.
+        alarm: limits that should not be crossed.
+        kinds: colour by kind of span, and of idle time.
+        ramp: first, middle and last colour of a series of like lines (one per stage).
+    """
+
+    template: str
+    surface: str
+    text: str
+    faint: str
+    line: str
+    alarm: str
+    kinds: MappingProxyType[str, str]
+    ramp: tuple[str, str, str]
+
+    def ramp_at(self, fraction: float) -> str:
+        """The colour of the line at ``fraction`` of the series, from 0 to 1."""
+        first, middle, last = self.ramp
+        return (
+            between(first, middle, 2 * fraction)
+            if fraction < 0.5
+            else between(middle, last, 2 * fraction - 1)
+        )
+
+
+LIGHT = Palette(
+    "plotly_white",
+    "#FFFFFF",
+    "#1D2530",
+    "#5B6573",
+    "#E3E6EB",
+    "#C8102E",
+    _LIGHT,
+    ("#3B2A8C", "#1F9E89", "#D9A300"),
+)
+DARK = Palette(
+    "plotly_dark",
+    "#111418",
+    "#E8EBEF",
+    "#9AA4B1",
+    "#2A3038",
+    "#FF5D5D",
+    _DARK,
+    ("#8F8BFF", "#2FC4A8", "#F4D35E"),
+)
+
+
+def palette(dark: bool) -> Palette:
+    """The dark or the light palette."""
+    return DARK if dark else LIGHT
+
+
+def label(kind: str) -> str:
+    """A kind as the legend writes it.
+
+    >>> label("weight_grad"), label("all_reduce"), label("idle")
+    ('weight grad', 'all-reduce', 'bubble (idle)')
+    """
+    if kind == IDLE_NAME:
+        return "bubble (idle)"
+    return kind.replace("_", "-" if kind.startswith(("all_", "reduce_")) else " ")
+
+
+def readable_on(colour: str) -> str:
+    """Black or white, whichever stands out more on ``colour`` (WCAG 2 relative luminance).
+
+    >>> readable_on("#0A48D6"), readable_on("#B9DD4B")
+    ('#FFFFFF', '#111418')
+    """
+    return "#FFFFFF" if _luminance(colour) < 0.22 else "#111418"
+
+
+def between(first: str, last: str, fraction: float) -> str:
+    """The colour at ``fraction`` of the way from ``first`` to ``last``.
+
+    >>> between("#000000", "#FFFFFF", 0.5)
+    '#808080'
+    """
+    mixed = (round(a + (b - a) * fraction) for a, b in zip(_channels(first), _channels(last), strict=True))
+    return "#" + "".join(f"{channel:02X}" for channel in mixed)
+
+
+def _channels(colour: str) -> tuple[int, int, int]:
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+
+
+def _luminance(colour: str) -> float:
+    red, green, blue = (
+        value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
+        for value in (channel / 255 for channel in _channels(colour))
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

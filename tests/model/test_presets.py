@@ -1,0 +1,111 @@
+import pytest
+
+from simpar.errors import ModelError
+from simpar.model.presets import preset, preset_names
+
+# numbers of parameters in the published checkpoints (safetensors metadata of the named repositories)
+PUBLISHED = {
+    "bloom-176b": 176_247_271_424,
+    "bloom-7b1": 7_069_016_064,
+    "gemma2-27b": 27_227_128_320,
+    "gemma2-2b": 2_614_341_888,
+    "gemma2-9b": 9_241_705_984,
+    "gpt2": 124_439_808,
+    "gpt2-large": 774_030_080,
+    "gpt2-medium": 354_823_168,
+    "gpt2-xl": 1_557_611_200,
+    "llama-65b": 65_285_660_672,
+    "llama-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "llama2-7b": 6_738_415_616,
+    "llama3-70b": 70_553_706_496,
+    "llama3-8b": 8_030_261_248,
+    "llama3.1-405b": 405_853_388_800,
+    "llama3.1-70b": 70_553_706_496,
+    "llama3.1-8b": 8_030_261_248,
+    "llama3.2-1b": 1_235_814_400,
+    "llama3.2-3b": 3_212_749_824,
+    "mistral-7b-v0.1": 7_241_732_096,
+    "mistral-7b-v0.3": 7_248_023_552,
+    "mistral-large-123b": 122_610_069_504,
+    "mistral-nemo-12b": 12_247_782_400,
+    "mpt-7b": 6_649_286_656,
+    "phi3-medium-4k": 13_960_238_080,
+    "phi3-mini-4k": 3_821_079_552,
+    "phi4": 14_659_507_200,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-14b": 14_770_033_664,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-72b": 72_706_203_648,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+}
+
+# billions of parameters as papers print them: SC21 Table 1, Korthikanti Table 3
+PRINTED = {
+    "gpt3-1.7b": 1.7,
+    "gpt3-3.6b": 3.6,
+    "gpt3-7.5b": 7.5,
+    "gpt3-18b": 18.4,
+    "gpt3-39b": 39.1,
+    "gpt3-76b": 76.1,
+    "gpt3-145b": 145.6,
+    "gpt3-310b": 310.1,
+    "gpt3-530b": 529.6,
+    "gpt3-1t": 1008.0,
+    "gpt3-22b": 22,
+    "gpt3-175b": 175,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_the_published_ones(name):
+    assert preset(name).parameters == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_parameters_round_to_the_printed_billions(name):
+    digits = 0 if isinstance(PRINTED[name], int) else 1
+    assert round(preset(name).parameters / 1e9, digits) == PRINTED[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "embedding", "layers"), [("nemotron4-15b", 3.2, 12.5), ("nemotron4-340b", 9.4, 331.6)]
+)
+def test_nemotron_splits_as_its_reports_say(name, embedding, layers):
+    model = preset(name)
+    outer = model.embedding_parameters + model.head_parameters
+    assert outer / 1e9 == pytest.approx(embedding, abs=0.06)
+    assert (model.parameters - outer) / 1e9 == pytest.approx(layers, abs=0.06)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_is_a_valid_model_with_a_source(name):
+    model = preset(name)
+    assert model.name == name
+    assert model.source
+
+
+def test_the_gpt_family_is_that_of_the_papers():
+    models = [preset(name) for name in preset_names() if name.startswith("gpt3-")]
+    assert len(models) == len(PRINTED)
+    assert {(m.vocab, m.max_positions, m.ffn_hidden // m.hidden, m.dropout) for m in models} == {
+        (51_200, 2048, 4, True)
+    }
+
+
+def test_names_are_sorted_and_capitals_do_not_matter():
+    assert list(preset_names()) == sorted(preset_names())
+    assert preset("Llama3.1-70B") == preset("llama3.1-70b")
+
+
+def test_an_unknown_name_brings_the_nearest():
+    with pytest.raises(ModelError, match=r"no model preset 'lama3.1-405b'; did you mean 'llama3.1-405b'\?"):
+        preset("lama3.1-405b")
