@@ -1,5 +1,6 @@
 """A job: which model, on which cluster, by which plan."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,47 +11,78 @@ from simpar.errors import ModelError, nearest
 from simpar.hardware.cluster import Cluster
 from simpar.model.huggingface import from_config
 from simpar.model.module import ModuleModel, mlp
-from simpar.model.transformer import Transformer
 from simpar.model.presets import preset, preset_names
+from simpar.model.transformer import Transformer
 from simpar.plan.plan import Plan
 
 
-def read_model(value: Any) -> Any:
+def read_model(value: Any) -> Transformer | ModuleModel:
     """What a job file or a caller may write for a model.
 
     A preset's name (``llama3-70b``), the path of a Hugging Face ``config.json`` (or of the folder that holds one),
-    ``mlp:784-500-10``, a mapping with the fields of a :class:`Transformer` (with ``base``, those of a preset changed),
-    a ``Transformer`` or a :class:`ModuleModel`.
+    ``mlp:784-500-10``, a mapping with the fields of a :class:`Transformer` (with ``base``, those of another model
+    changed), a ``Transformer`` or a :class:`ModuleModel`.
 
     Raises:
         ModelError: it is none of these.
+        pydantic.ValidationError: a field of the mapping is wrong.
     """
-    if isinstance(value, dict) and "base" in value:
-        changes = {key: field for key, field in value.items() if key != "base"}
-        base = read_model(value["base"])
-        if not isinstance(base, Transformer):
-            raise ModelError(
-                f"base '{value['base']}' is not a transformer, so no field of it can be changed; name a preset"
-            )
-        return base.replace(**changes)
-    if not isinstance(value, (str, Path)):
+    if isinstance(value, Mapping):
+        return _changed_model(value) if "base" in value else Transformer.model_validate(value)
+    if isinstance(value, (str, Path)) and str(value):
+        return _named_model(str(value))
+    if isinstance(value, (Transformer, ModuleModel)):
         return value
-    text = str(value)
+    shown = "nothing" if value is None or value == "" else f"a {type(value).__name__}"
+    raise ModelError(f"{shown} is no model; {_MODEL_FORMS}, or the fields of a Transformer")
+
+
+_MODEL_FORMS = (
+    "give a preset (see 'simpar models'), the path of a Hugging Face config.json, or mlp:SIZES such as mlp:784-500-10"
+)
+
+
+def _named_model(text: str) -> Transformer | ModuleModel:
+    # Presets come first: a folder that happens to bear a preset's name must not change what a job means.
+    if text.lower() in preset_names():
+        return preset(text)
     if text.startswith("mlp:"):
         return mlp(text.removeprefix("mlp:"))
     path = Path(text)
     if path.suffix == ".json" or path.is_dir():
-        return from_config(path / "config.json" if path.is_dir() else path)
-    if text not in preset_names():
-        raise ModelError(
-            f"unknown model '{text}'{nearest(text, preset_names())}; give a preset (see 'simpar models'), "
-            "the path of a Hugging Face config.json, or mlp:SIZES such as mlp:784-500-10"
-        )
-    return preset(text)
+        return from_config(path)
+    raise ModelError(f"unknown model '{text}'{nearest(text, preset_names())}; {_MODEL_FORMS}")
 
 
-def _read_cluster(value: Any) -> Any:
-    return Cluster.parse(value) if isinstance(value, str) else value
+def _changed_model(fields: Mapping[str, Any]) -> Transformer:
+    base = read_model(fields["base"])
+    if not isinstance(base, Transformer):
+        raise ModelError(f"base '{base.name}' is not a transformer, so no field of it can be changed; name a preset")
+    changes = {key: value for key, value in fields.items() if key != "base"}
+    named = ", ".join(f"{key}={value}" for key, value in changes.items())
+    return base.replace(**{"name": f"{base.name} with {named}" if changes else base.name, **changes})
+
+
+def read_cluster(value: Any) -> Any:
+    """What a job file or a caller may write for a cluster.
+
+    A text such as ``h100-sxm:64x8`` or a preset's name, a mapping with the fields of a :class:`Cluster`, or a mapping
+    with a cluster as ``base`` and what differs; there, a mapping for a part (``fabric: {oversubscription: 2}``) changes
+    only the fields that it names.
+
+    Raises:
+        ClusterError: the base is not understood.
+        pydantic.ValidationError: a field is wrong.
+    """
+    if not (isinstance(value, Mapping) and "base" in value):
+        return value
+    base = Cluster.model_validate(read_cluster(value["base"]))
+    changes = {key: change for key, change in value.items() if key != "base"}
+    for key, change in changes.items():
+        part = getattr(base, key, None)
+        if isinstance(part, Description) and isinstance(change, Mapping) and "base" not in change:
+            changes[key] = {**dict(part), **change}
+    return base.replace(**changes)
 
 
 class Job(Description):
@@ -58,10 +90,10 @@ class Job(Description):
 
     Attributes:
         model: see :func:`read_model`.
-        cluster: a :class:`Cluster`, or its text form such as ``h100-sxm:64x8``.
+        cluster: see :func:`read_cluster`.
         plan: how the job is spread; the default is plain data parallelism.
     """
 
     model: Annotated[Transformer | InstanceOf[ModuleModel], BeforeValidator(read_model)]
-    cluster: Annotated[Cluster, BeforeValidator(_read_cluster)]
+    cluster: Annotated[Cluster, BeforeValidator(read_cluster)]
     plan: Plan = Field(default_factory=Plan)

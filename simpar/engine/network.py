@@ -6,17 +6,21 @@ it takes exactly the time that the cost function says. Rates are recomputed only
 with a change.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from math import ceil
-from typing import cast
 
 import simpy
+
+from simpar.engine.clock import Clock
 
 _SLACK = 1 + 1e-9  # a link is saturated when demand exceeds capacity by more than rounding
 
 
 class Link:
-    """One direction of a physical link: who uses it, and how much they would at full speed (bytes per ns)."""
+    """One direction of a physical link: who uses it, and how much they would at full speed (bytes per ns).
+
+    ``flows`` are on the link or still in their latency; ``demand`` is that of the former.
+    """
 
     __slots__ = ("capacity", "demand", "flows", "total_bytes")
 
@@ -26,15 +30,24 @@ class Link:
         self.flows: list[Flow] = []
         self.total_bytes = 0.0
 
+    @property
+    def saturated(self) -> bool:
+        """Whether its flows want more than it can carry."""
+        return self.demand > self.capacity * _SLACK
+
+
+LinkLoad = tuple[Link, float, int]  # link, bytes, number of equal flows behind them
+
 
 class Flow:
-    """A transfer in progress: ``left`` nanoseconds of uncontended streaming at ``rate`` (1 = uncontended)."""
+    """A transfer: ``left`` nanoseconds of uncontended streaming, now at ``rate`` (1 uncontended, 0 not begun)."""
 
-    __slots__ = ("done", "limit", "loads", "left", "rate", "since", "version")
+    __slots__ = ("begins_ns", "done", "left", "limit", "loads", "rate", "since", "version")
 
-    def __init__(self, duration_ns: int, loads: list[tuple[Link, float, int]], done: simpy.Event) -> None:
+    def __init__(self, duration_ns: int, loads: list[LinkLoad], begins_ns: int, done: simpy.Event) -> None:
         self.left = float(duration_ns)
-        self.loads = loads  # (link, bytes per ns at full speed, number of equal flows it stands for)
+        self.loads = loads  # bytes per ns at full speed
+        self.begins_ns = begins_ns
         self.done = done
         self.rate = 0.0
         self.limit = 1.0
@@ -43,10 +56,10 @@ class Flow:
 
 
 class Network:
-    """All links of a run; created by the engine with the run's environment."""
+    """All links of a run; created by the engine with the run's clock."""
 
-    def __init__(self, env: simpy.Environment) -> None:
-        self._env = env
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._links: dict[str, Link] = {}
 
     def link(self, name: str, capacity_bytes_per_s: float) -> Link:
@@ -60,47 +73,72 @@ class Network:
         """Name, bytes carried and capacity (bytes/s) of every link that was used."""
         return ((n, x.total_bytes, x.capacity * 1e9) for n, x in self._links.items() if x.total_bytes > 0)
 
-    def transfer(self, latency_ns: int, duration_ns: int, loads: Iterable[tuple[Link, float, int]]) -> Flow:
+    def transfer(self, latency_ns: int, duration_ns: int, loads: Iterable[LinkLoad]) -> Flow:
         """Starts a transfer of ``loads`` (link, bytes, equal flows); ``flow.done`` fires with its end."""
-        env = self._env
+        clock = self._clock
         per_ns = 1.0 / duration_ns if duration_ns else 0.0
-        demands = []
+        demands, company = [], False
         for link, nbytes, flows in loads:
             link.total_bytes += nbytes
             demands.append((link, nbytes * per_ns, flows))
-        flow = Flow(duration_ns, demands, env.event())
-        if latency_ns:
-            _after(env, latency_ns, lambda _: self._begin(flow))
+            company = company or bool(link.flows)
+        flow = Flow(duration_ns, demands, clock.ns + latency_ns, clock.event())
+        if company:
+            for link, _, _ in demands:
+                for other in link.flows:
+                    self._announce(other)
+        for link, _, _ in demands:
+            link.flows.append(flow)
+        if company:
+            self._announce(flow)
         else:
-            self._begin(flow)
+            # nobody else is there: unless a later transfer announces this one, it begins and ends undisturbed
+            version = flow.version = 1
+            clock.after(latency_ns + duration_ns, lambda _: self._finish(flow) if flow.version == version else None)
         return flow
 
     def set_limit(self, flow: Flow, limit: float) -> None:
-        """Caps the progress rate of a running flow (compute beside it takes memory bandwidth and SMs)."""
+        """Caps the progress rate of a flow (compute beside it takes memory bandwidth and SMs)."""
         if flow.limit != limit:
+            self._announce(flow)
             flow.limit = limit
             if flow.rate > 0:
                 self._share(self._component(flow))
 
+    def _announce(self, flow: Flow) -> None:
+        """Makes a flow that was left alone, or is new, one that takes part in sharing."""
+        if flow.version > 1:
+            return
+        flow.version = 2
+        now = self._clock.ns
+        if flow.begins_ns > now:
+            self._clock.after(flow.begins_ns - now, lambda _: self._begin(flow))
+        elif flow.begins_ns < now or flow.rate == 0:
+            flow.left -= now - flow.begins_ns
+            self._begin(flow)
+
     def _begin(self, flow: Flow) -> None:
-        flow.since = self._env.now
+        """The latency is over: the flow takes its share of its links."""
+        flow.since = self._clock.ns
         saturated = flow.limit < 1
         for link, demand, _ in flow.loads:
-            link.flows.append(flow)
             link.demand += demand
-            saturated |= link.demand > link.capacity * _SLACK
+            saturated = saturated or link.saturated
         if saturated:
+            flow.rate = 1e-12  # it is there, and gets its rate with the others
             self._share(self._component(flow))
         else:
             self._set_rate(flow, 1.0)
 
     def _finish(self, flow: Flow) -> None:
         contended: list[Flow] = []
+        announced = flow.version > 1
         for link, demand, _ in flow.loads:
-            if link.demand > link.capacity * _SLACK:
-                contended.extend(other for other in link.flows if other is not flow)
+            if link.saturated:
+                contended.extend(other for other in link.flows if other is not flow and other.rate > 0)
             link.flows.remove(flow)
-            link.demand = link.demand - demand if link.flows else 0.0
+            if announced:
+                link.demand = link.demand - demand if any(other.rate > 0 for other in link.flows) else 0.0
         flow.rate = 0.0
         flow.done.succeed()
         seen: set[Flow] = set()
@@ -111,30 +149,30 @@ class Network:
                 self._share(component)
 
     def _set_rate(self, flow: Flow, rate: float) -> None:
-        env = self._env
-        flow.left = max(flow.left - (env.now - flow.since) * flow.rate, 0.0)
-        flow.since = env.now
+        now = self._clock.ns
+        flow.left = max(flow.left - (now - flow.since) * flow.rate, 0.0)
+        flow.since = now
         flow.rate = rate
         flow.version = version = flow.version + 1
         # a hair below the next nanosecond counts as there: floats must not add a tick to an exact time
         delay = ceil(flow.left / rate - 1e-6)
-        _after(env, delay, lambda _: self._finish(flow) if flow.version == version else None)
+        self._clock.after(delay, lambda _: self._finish(flow) if flow.version == version else None)
 
     @staticmethod
     def _component(start: Flow) -> list[Flow]:
-        """The flows connected to ``start`` through saturated links, in a deterministic order."""
+        """The begun flows connected to ``start`` through saturated links, in a deterministic order."""
         found, queue = {start: None}, [start]
         while queue:
             for link, _, _ in queue.pop().loads:
-                if link.demand > link.capacity * _SLACK:
+                if link.saturated:
                     for other in link.flows:
-                        if other not in found:
+                        if other.rate > 0 and other not in found:
                             found[other] = None
                             queue.append(other)
         return list(found)
 
     def _share(self, flows: list[Flow]) -> None:
-        """Progressive filling: every link's bytes/s are shared equally among its flows, each capped at full speed."""
+        """Progressive filling: a link's bytes/s are shared equally among its flows, each capped at full speed."""
         free = {link: link.capacity for flow in flows for link, _, _ in flow.loads}
         waiting = dict.fromkeys(flows)
         while waiting:
@@ -145,8 +183,7 @@ class Network:
             best, rate = None, float("inf")
             for flow in waiting:
                 shares = (free[x] / users[x] * count / demand for x, demand, count in flow.loads if demand > 0)
-                fair = min(shares, default=flow.limit)
-                capped = min(fair, flow.limit)
+                capped = min(min(shares, default=flow.limit), flow.limit)
                 if capped < rate:
                     best, rate = flow, capped
             assert best is not None
@@ -155,10 +192,3 @@ class Network:
             del waiting[best]
             if rate != best.rate:
                 self._set_rate(best, max(rate, 1e-12))
-
-
-def _after(env: simpy.Environment, delay: int, callback: "Callable[[simpy.Event], None]") -> None:
-    """Calls back after ``delay`` nanoseconds."""
-    timeout = env.timeout(delay)
-    assert timeout.callbacks is not None
-    timeout.callbacks.append(callback)

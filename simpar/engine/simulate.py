@@ -1,26 +1,28 @@
 """Runs a program on the clock: one environment per run, no state outside it."""
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
 
 import numpy as np
-import simpy
 
-from simpar.engine.costs import Costs, Load, Transfer
+from simpar.engine.clock import Clock
+from simpar.engine.costs import Costs, Load
 from simpar.engine.gpu import (
-    ALLOC,
-    COLLECTIVE,
-    RECORD,
-    RECV,
-    RUN,
-    SEND,
-    WAIT,
+    AllocStep,
     Gpu,
     Mail,
     Mailbox,
     Meeting,
+    MeetStep,
+    ReceiveStep,
+    RecordStep,
+    RunStep,
+    SendStep,
     Step,
+    WaitStep,
+    awaited,
 )
-from simpar.engine.network import Link, Network
+from simpar.engine.network import LinkLoad, Network
 from simpar.engine.price import BlockPrice, OperationPrice
 from simpar.engine.record import build_trace
 from simpar.engine.rows import CATEGORY, KIND, Label, Recorder, kind_of
@@ -28,6 +30,7 @@ from simpar.errors import DeadlockError
 from simpar.hardware.cluster import Cluster
 from simpar.program.ir import (
     COMPUTE,
+    Alloc,
     Block,
     Collective,
     Group,
@@ -72,57 +75,59 @@ class _Simulation:
     def __init__(self, program: Program, costs: Costs, *, launch_ns: int, first_issue_ns: int = 0) -> None:
         self.recorder = Recorder()
         self.lanes: list[Lane] = []
-        self._env = simpy.Environment()
-        self.network = Network(self._env)
+        self._clock = Clock()
+        self.network = Network(self._clock)
         self._costs = costs
         self._launch_ns = launch_ns
         self._first_issue_ns = first_issue_ns
         self._program = program
         self._gpus: list[Gpu] = []
-        self._mail: dict[tuple[int, str], Mail] = {}
+        self._mail: dict[tuple[int, Hashable], Mail] = {}
         self._boxes: dict[tuple[int, str], Mailbox] = {}
         self._meetings: dict[tuple[Group, int], Meeting] = {}
         self._members: dict[Group, set[int]] = {}
         self._blocks: dict[int, BlockPrice] = {}
         self._operations: dict[int, OperationPrice] = {}
-        flat = [list(self._instructions(rank)) for rank in program.ranks]
-        for rank, instructions in zip(program.ranks, flat, strict=True):
+        self._messages: dict[tuple[float, int, int], tuple[int, int, list[LinkLoad]]] = {}
+        opened = [self._opened(rank) for rank in program.ranks]
+        for rank, instructions in zip(program.ranks, opened, strict=True):
             for instruction, _ in instructions:
-                if isinstance(instruction, Collective):
+                if type(instruction) is Collective:
                     self._members.setdefault(instruction.group, set()).add(rank.rank)
-        for rank, instructions in zip(program.ranks, flat, strict=True):
+        for rank, instructions in zip(program.ranks, opened, strict=True):
             self._load(rank, instructions)
 
     def run(self) -> int:
         """Lets the clock go; returns the end of the last span."""
-        self._env.run()
-        stuck = [(gpu.rank, stream, step) for gpu in self._gpus for stream, step in gpu.where.items()]
+        self._clock.run()
+        stuck = [(gpu.rank, stream, step) for gpu in self._gpus for stream, step in gpu.blocked.items()]
         if stuck:
-            shown = "; ".join(f"rank {rank} ({stream}) waits for {step.text}" for rank, stream, step in stuck[:8])
+            shown = "; ".join(f"rank {rank} ({stream}) waits for {awaited(step)}" for rank, stream, step in stuck[:8])
             more = f"; and {len(stuck) - 8} more streams" if len(stuck) > 8 else ""
             raise DeadlockError(
-                f"no instruction can run at {self._env.now} ns: {shown}{more}; "
+                f"no instruction can run at {self._clock.ns} ns: {shown}{more}; "
                 "check that sends, receives and collectives pair up in the same order"
             )
         return max((row.end_ns for row in self.recorder.rows), default=0)
 
     # ---- loading ----------------------------------------------------------------------------------------------------
 
-    def _instructions(self, rank: RankProgram) -> Iterator[tuple[Instruction, int]]:
-        """Instructions with the number of the opened run that they belong to, or -1."""
+    def _opened(self, rank: RankProgram) -> list[tuple[Instruction, int]]:
+        """Instructions, those of opened runs one by one with the number of their run (else -1)."""
+        found: list[tuple[Instruction, int]] = []
         for number, instruction in enumerate(rank.instructions):
-            if isinstance(instruction, Run) and instruction.opened:
-                key = self.recorder.open(self._run_label(instruction))
-                for inner in open_run(instruction, rank.rank, number):
-                    yield inner, key
+            if type(instruction) is Run and instruction.opened:
+                key = self.recorder.open(self._label(instruction))
+                found.extend((inner, key) for inner in open_run(instruction, rank.rank, number))
             else:
-                yield instruction, NONE
+                found.append((instruction, NONE))
+        return found
 
-    def _load(self, rank: RankProgram, instructions: Iterable[tuple[Instruction, int]]) -> None:
+    def _load(self, rank: RankProgram, instructions: list[tuple[Instruction, int]]) -> None:
         """Makes one process per stream of the rank, its instructions resolved into steps."""
         device = self._costs.device
         gpu = Gpu(
-            self._env,
+            self._clock,
             self.network,
             self.recorder,
             rank=rank.rank,
@@ -131,145 +136,106 @@ class _Simulation:
             rendezvous=self._program.stage_sync == "condition_variable",
         )
         self._gpus.append(gpu)
-        streams: dict[str, list[Step]] = {COMPUTE: []}
         events: dict[str, int] = {}
-        for stream, step in self._steps(rank, instructions, events):
-            streams.setdefault(stream, []).append(step)
+        streams = self._steps(rank.rank, instructions, events)
         gpu.events = [None] * len(events)
         for name, steps in streams.items():
             self.lanes.append(Lane(rank.rank, rank.stage, name, rank.replicas))
-            self._env.process(gpu.stream(name, len(self.lanes) - 1, steps))
+            self._clock.process(gpu.stream(name, len(self.lanes) - 1, steps))
 
     def _steps(
-        self, rank: RankProgram, instructions: Iterable[tuple[Instruction, int]], events: dict[str, int]
-    ) -> Iterator[tuple[str, Step]]:
-        """Resolves instructions into steps; the host issues them one after the other."""
+        self, rank: int, instructions: list[tuple[Instruction, int]], events: dict[str, int]
+    ) -> dict[str, list[Step]]:
+        """Resolves instructions into steps by stream; the host issues them one after the other."""
+        streams: defaultdict[str, list[Step]] = defaultdict(list)
+        compute = streams[COMPUTE]
         counts: dict[Group, int] = {}
-        issue = self._first_issue_ns
+        launch_ns, issue = self._launch_ns, self._first_issue_ns
         for instruction, opened in instructions:
-            match instruction:
-                case Run(operation=operation):
-                    price = self._price(operation)
-                    yield COMPUTE, self._run_step(instruction, price, issue)
-                    issue += price.issue_ns
-                case Launch(kernel=kernel):
-                    duration, launch_ns = (
-                        self._costs.kernel_ns(kernel),
-                        instruction.launches * self._launch_ns,
-                    )
-                    label = Label(KIND[kind_of(kernel)], self.recorder.name(instruction.name))
-                    yield (
-                        COMPUTE,
-                        Step(
-                            RUN,
-                            issue,
-                            label,
-                            work_ns=duration,
-                            bound_ns=launch_ns + duration,
-                            value=kernel.work.flop,
-                            opened=opened,
-                        ),
-                    )
-                    issue += launch_ns
-                case Record(stream=stream, event=event) | Wait(stream=stream, event=event):
-                    code = RECORD if isinstance(instruction, Record) else WAIT
-                    number = events.setdefault(event, len(events))
-                    yield stream, Step(code, event=number, text=f"event '{event}'")
-                case Collective(group=group):
-                    issue += self._launch_ns
-                    step = self._collective_step(instruction, rank.rank, counts, issue)
-                    step.opened = opened
-                    yield group.stream, step
-                case Send(stream=stream):
-                    issue += self._launch_ns
-                    yield stream, self._send_step(instruction, rank.rank, issue)
-                case Recv(peer=peer, tag=tag):
-                    issue += self._launch_ns
-                    yield (
-                        COMPUTE,
-                        Step(RECV, mail=self._letter(rank.rank, tag), text=f"message '{tag}' from rank {peer}"),
-                    )
-                case _:
-                    yield (
-                        COMPUTE,
-                        Step(ALLOC, category=CATEGORY[instruction.category], value=instruction.nbytes),
-                    )
+            if type(instruction) is Run:
+                price = self._price(instruction.operation)
+                label, transient = self._label(instruction), instruction.transient_bytes
+                compute.append(
+                    RunStep(label, issue, price.gpu_ns, price.host_ns, price.flop, price, transient, NONE)
+                )
+                issue += price.issue_ns
+            elif type(instruction) is Record:
+                streams[instruction.stream].append(RecordStep(events.setdefault(instruction.event, len(events))))
+            elif type(instruction) is Wait:
+                number = events.setdefault(instruction.event, len(events))
+                streams[instruction.stream].append(WaitStep(number, instruction.event))
+            elif type(instruction) is Launch:
+                compute.append(self._launch_step(instruction, issue, opened))
+                issue += instruction.launches * launch_ns
+            elif type(instruction) is Alloc:
+                compute.append(AllocStep(CATEGORY[instruction.category], instruction.nbytes))
+            elif type(instruction) is Recv:
+                issue += launch_ns
+                compute.append(ReceiveStep(self._letter(instruction.peer, rank, instruction.tag)))
+            elif type(instruction) is Send:
+                issue += launch_ns
+                streams[instruction.stream].append(self._send_step(instruction, rank, issue))
+            elif type(instruction) is Collective:
+                issue += launch_ns
+                step = self._meet_step(instruction, rank, counts, issue, opened)
+                streams[instruction.group.stream].append(step)
+        return streams
 
-    def _run_step(self, run: Run, price: OperationPrice, issue: int) -> Step:
-        return Step(
-            RUN,
-            issue,
-            self._run_label(run),
-            work_ns=price.gpu_ns,
-            bound_ns=price.host_ns,
-            value=price.flop,
-            price=price,
-            transient_bytes=run.transient_bytes,
-        )
-
-    def _run_label(self, run: Run) -> Label:
+    def _label(self, run: Run) -> Label:
         operation = run.operation
         layer = operation.layers[0] if len(operation.layers) == 1 else NONE
         return Label(KIND[operation.phase], self.recorder.name(operation.name), run.microbatch, run.chunk, layer)
 
-    def _collective_step(self, collective: Collective, rank: int, counts: dict[Group, int], issue: int) -> Step:
-        group = collective.group
+    def _launch_step(self, launch: Launch, issue: int, opened: int) -> RunStep:
+        kernel = launch.kernel
+        label = Label(KIND[kind_of(kernel)], self.recorder.name(launch.name))
+        duration = self._costs.kernel_ns(kernel)
+        bound = launch.launches * self._launch_ns + duration
+        return RunStep(label, issue, duration, bound, kernel.work.flop, None, 0, opened)
+
+    def _meet_step(
+        self, collective: Collective, rank: int, counts: dict[Group, int], issue: int, opened: int
+    ) -> MeetStep:
+        op, nbytes, group = collective.op, collective.nbytes, collective.group
         index = counts[group] = counts.get(group, -1) + 1
         meeting = self._meetings.get((group, index))
         if meeting is None:
-            shared = self._loads(self._costs.shared_loads(collective.op, collective.nbytes, group))
-            meeting = self._meetings[group, index] = Meeting(len(self._members[group]), collective.op, shared)
-        if meeting.op != collective.op:
+            title = f"{op} {index} of a {group.stream} group of {len(group.ranks)} ranks"
+            shared = self._loads(self._costs.shared_loads(op, nbytes, group))
+            meeting = self._meetings[group, index] = Meeting(op, title, len(self._members[group]), shared)
+        if meeting.op != op:
             raise DeadlockError(
-                f"rank {rank} runs {collective.op} as number {index} of its {group.stream} group, where another member "
+                f"rank {rank} runs {op} as number {index} of its {group.stream} group, where another member "
                 f"runs {meeting.op}; give all members the same order"
             )
-        name = self.recorder.name(collective.name or collective.op)
-        label = Label(KIND[collective.op], name, collective.microbatch, collective.chunk, collective.layer)
-        transfer = self._costs.collective(collective.op, collective.nbytes, group, rank)
-        text = f"{collective.op} number {index} of the {group.stream} group of {len(group.ranks)} ranks"
-        return self._transfer_step(COLLECTIVE, issue, label, transfer, collective.nbytes, text, meeting=meeting)
+        name = self.recorder.name(collective.name or op)
+        label = Label(KIND[op], name, collective.microbatch, collective.chunk, collective.layer)
+        transfer = self._costs.collective(op, nbytes, group, rank)
+        loads = self._loads(transfer.loads)
+        return MeetStep(label, issue, nbytes, transfer.latency_ns, transfer.stream_ns, loads, meeting, opened)
 
-    def _send_step(self, send: Send, rank: int, issue: int) -> Step:
-        mail = self._letter(send.peer, send.tag)
+    def _send_step(self, send: Send, rank: int, issue: int) -> SendStep:
+        mail = self._letter(rank, send.peer, send.tag)
         if self._program.stage_buffer is not None:
             key = (send.peer, send.stream)
             mail.box = self._boxes.setdefault(key, Mailbox(self._program.stage_buffer))
+        question = (send.nbytes, rank, send.peer)
+        found = self._messages.get(question)
+        if found is None:
+            transfer = self._costs.message(*question, send.copies)
+            found = (transfer.latency_ns, transfer.stream_ns, self._loads(transfer.loads))
+            self._messages[question] = found
         label = Label(KIND["p2p"], self.recorder.name(send.stream), send.microbatch)
-        transfer = self._costs.message(send.nbytes, rank, send.peer, send.copies)
-        text = f"rank {send.peer} to take message '{send.tag}'"
-        return self._transfer_step(SEND, issue, label, transfer, send.nbytes, text, mail=mail)
+        return SendStep(label, issue, send.nbytes, *found, mail)
 
-    def _transfer_step(
-        self,
-        code: int,
-        issue: int,
-        label: Label,
-        transfer: Transfer,
-        nbytes: float,
-        text: str,
-        *,
-        meeting: Meeting | None = None,
-        mail: Mail | None = None,
-    ) -> Step:
-        return Step(
-            code,
-            issue,
-            label,
-            work_ns=transfer.stream_ns,
-            latency_ns=transfer.latency_ns,
-            value=nbytes,
-            loads=self._loads(transfer.loads),
-            meeting=meeting,
-            mail=mail,
-            text=text,
-        )
-
-    def _loads(self, loads: Iterable[Load]) -> list[tuple[Link, float, int]]:
+    def _loads(self, loads: Iterable[Load]) -> list[LinkLoad]:
         return [(self.network.link(x.link.name, x.link.capacity_bytes_per_s), x.nbytes, x.flows) for x in loads]
 
-    def _letter(self, rank: int, tag: str) -> Mail:
-        return self._mail.setdefault((rank, tag), Mail())
+    def _letter(self, source: int, target: int, tag: Hashable) -> Mail:
+        mail = self._mail.get((target, tag))
+        if mail is None:
+            mail = self._mail[target, tag] = Mail(source, target, tag)
+        return mail
 
     # ---- pricing ----------------------------------------------------------------------------------------------------
 

@@ -199,9 +199,7 @@ def _seed_oss(read: ConfigReader) -> Fields:
         "out_bias": read.flag("attention_out_bias", False),
     }
     dropout = read.drops("attention_dropout", "residual_dropout")
-    return _modern(
-        read, default_head_dim=128, dropout=dropout, mlp_bias=read.flag("mlp_bias", False), **biases
-    )
+    return _modern(read, default_head_dim=128, dropout=dropout, mlp_bias=read.flag("mlp_bias", False), **biases)
 
 
 _PARALLEL = "attention and MLP run side by side in this architecture, but are described one after the other"
@@ -259,9 +257,7 @@ def _gpt_neox(read: ConfigReader) -> Fields:
 
 
 def _opt(read: ConfigReader) -> Fields:
-    read.must_not(
-        "do_layer_norm_before", False, "its norms come after the sublayers and none before the head"
-    )
+    read.must_not("do_layer_norm_before", False, "its norms come after the sublayers and none before the head")
     hidden = read.count("hidden_size")
     if read.count("word_embed_proj_dim", default=hidden) != hidden:
         raise ModelError(
@@ -319,9 +315,7 @@ def _falcon(read: ConfigReader) -> Fields:
     shared = read.count("num_ln_in_parallel_attn", default=2 if new else 1) == 1
     biased = read.flag("bias", False)
     hidden = read.count("hidden_size")
-    kv_heads = (
-        read.count("num_kv_heads", default=heads) if new else 1 if read.flag("multi_query", True) else heads
-    )
+    kv_heads = read.count("num_kv_heads", default=heads) if new else 1 if read.flag("multi_query", True) else heads
     return _gpt(
         read,
         read.count("num_hidden_layers", "n_layer"),

@@ -93,9 +93,7 @@ def _load(path: Path) -> Mapping[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ModelError(
-            f"{path}: cannot be read ({error.strerror}); give a config.json or its directory"
-        ) from error
+        raise ModelError(f"{path}: cannot be read ({error.strerror}); give a config.json or its directory") from error
     except UnicodeDecodeError as error:
         raise ModelError(f"{path}: is not UTF-8 text, as a config.json must be; download it again") from error
     except json.JSONDecodeError as error:
@@ -112,7 +110,7 @@ def _text_tower(config: Mapping[str, Any], label: str) -> tuple[Mapping[str, Any
     if text is None:
         return config, False
     if not isinstance(text, Mapping):
-        raise ModelError(f"{label}: text_config is a {type(text).__name__}, but must be a JSON object")
+        raise ModelError(f"{label}: text_config is {text!r}, but must be a JSON object")
     return text, True
 
 

@@ -19,9 +19,7 @@ Activation = Literal["relu", "gelu", "silu", "tanh", "sigmoid"]
 Loss = Literal["mse", "cross_entropy"]
 
 
-_BATCH_FIRST = (
-    "make the batch dimension 0 of every input (batch_first=True in torch's attention and recurrent modules)"
-)
+_BATCH_FIRST = "make the batch dimension 0 of every input (batch_first=True in torch's attention and recurrent modules)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +124,7 @@ class ModuleModel:
 
     def step_flop(self, batch: int) -> float:
         """FLOP of the forward and backward kernels over ``batch`` samples, the loss's included."""
-        kernels = (
-            kernel for layer in self.layers for kernel in (*layer.forward(batch), *layer.backward(batch))
-        )
+        kernels = (kernel for layer in self.layers for kernel in (*layer.forward(batch), *layer.backward(batch)))
         return sum(kernel.work.flop for kernel in kernels)
 
 
@@ -195,9 +191,7 @@ def fit_bytes(values: Sequence[int], batches: Sequence[int], where: str) -> Affi
     return fitted
 
 
-def fit_kernels(
-    traces: Sequence[Sequence[Kernel]], batches: Sequence[int], where: str
-) -> tuple[KernelForm, ...]:
+def fit_kernels(traces: Sequence[Sequence[Kernel]], batches: Sequence[int], where: str) -> tuple[KernelForm, ...]:
     """The kernel forms through the kernels that were recorded at each batch size.
 
     Raises:
@@ -288,8 +282,7 @@ def mlp(
         if value not in known:
             names = [str(option) for option in known]
             raise ModelError(
-                f"mlp: {word} '{value}' is unknown{nearest(str(value), names)}; choose one of"
-                f" {', '.join(names)}"
+                f"mlp: {word} '{value}' is unknown{nearest(str(value), names)}; choose one of {', '.join(names)}"
             )
     layers = tuple(_mlp_layer(index, widths, activation, loss, dtype) for index in range(len(widths) - 1))
     return ModuleModel(name=name or f"mlp:{sizes}", layers=layers, dtype=dtype)
@@ -319,9 +312,7 @@ def _moved(
     return KernelForm(MemoryBound(nbytes.at(1), memory_class), (("nbytes", nbytes),))
 
 
-def _mlp_layer(
-    index: int, widths: list[int], activation: Activation, loss: Loss | None, dtype: DType
-) -> ModuleLayer:
+def _mlp_layer(index: int, widths: list[int], activation: Activation, loss: Loss | None, dtype: DType) -> ModuleLayer:
     inner, outer, first, last = widths[index], widths[index + 1], index == 0, index == len(widths) - 2
     size, batch, rule = DTYPE_BYTES[dtype], Affine(0, 1), _ACTIVATIONS[activation]
     row = outer * size
@@ -353,9 +344,7 @@ def _mlp_layer(
     )
 
 
-def _loss_forms(
-    loss: Loss | None, width: int, size: int
-) -> tuple[list[KernelForm], list[KernelForm], Affine]:
+def _loss_forms(loss: Loss | None, width: int, size: int) -> tuple[list[KernelForm], list[KernelForm], Affine]:
     """Forward kernels, backward kernels and kept bytes of a mean loss over rows of ``width`` elements."""
     row, label = width * size, 8
     if loss is None:

@@ -37,6 +37,8 @@ def trace(
 ) -> ModuleModel:
     """See :func:`simpar.model.module.trace_module`."""
     name = name or type(module).__name__
+    if loss is None and target is not None:
+        raise ModelError(f"{name} has a target but no loss; give the loss that compares with it, or no target")
     batch = _batch_of(sample_inputs, name)
     batches = (2, 3, batch if batch > 3 else 5)
     runs = []
@@ -53,9 +55,7 @@ def trace(
                 " depend on values and its batch is dimension 0 of its inputs"
             ) from error
     if len({tuple(run.order) for run in runs}) != 1:
-        raise ModelError(
-            f"{name} runs its layers in another order at another batch size; trace a module that does not"
-        )
+        raise ModelError(f"{name} runs its layers in another order at another batch size; trace a module that does not")
     return ModuleModel(name=name, layers=_layers(module, runs, batches, name), dtype=_main_dtype(module))
 
 
@@ -75,9 +75,7 @@ def _batch_of(sample_inputs: Any, name: str) -> int:
     for tensor in _tensors(sample_inputs):
         if tensor.dim() > 0 and tensor.shape[0] > 0:
             return tensor.shape[0]
-    raise ModelError(
-        f"{name} has no sample input with a batch dimension; give a tensor whose dimension 0 is the batch"
-    )
+    raise ModelError(f"{name} has no sample input with a batch dimension; give a tensor whose dimension 0 is the batch")
 
 
 def _resized(value: Any, batch: int, size: int) -> Any:
@@ -169,9 +167,7 @@ class _NodeLabels(TorchFunctionMode):
     def __init__(self, run: _Run) -> None:
         super().__init__()
         self._run = run
-        self._layers: dict[
-            Node, int
-        ] = {}  # also keeps the nodes' Python objects, and with them their identity, alive
+        self._layers: dict[Node, int] = {}  # also keeps the nodes' Python objects, and with them their identity, alive
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -280,9 +276,7 @@ def _differentiate(model: nn.Module, inputs: Any, ends: Any) -> None:
     torch.autograd.grad(roots, leaves, [torch.empty_like(root) for root in roots], allow_unused=True)
 
 
-def _layers(
-    module: nn.Module, runs: list[_Run], batches: tuple[int, ...], name: str
-) -> tuple[ModuleLayer, ...]:
+def _layers(module: nn.Module, runs: list[_Run], batches: tuple[int, ...], name: str) -> tuple[ModuleLayer, ...]:
     units = _units(module) or [(type(module).__name__, module)]
     first = runs[0]
     order = list(first.order) or [0]
@@ -294,23 +288,15 @@ def _layers(
     for position, (index, parameters) in enumerate(zip(order, owners, strict=True)):
         where = f"{name}, layer {units[index][0]}"
         after = order[position + 1] if position + 1 < len(order) else None
-        sent = [
-            run.output_bytes if after is None else run.received.get(after, run.output_bytes) for run in runs
-        ]
+        sent = [run.output_bytes if after is None else run.received.get(after, run.output_bytes) for run in runs]
         layers.append(
             ModuleLayer(
                 name=units[index][0],
                 parameters=sum(p.numel() for p in parameters),
                 trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
-                forward_forms=fit_kernels(
-                    [run.of(index, False) for run in runs], batches, f"{where}, forward"
-                ),
-                backward_forms=fit_kernels(
-                    [run.of(index, True) for run in runs], batches, f"{where}, backward"
-                ),
-                saved_bytes=fit_bytes(
-                    [run.saved_by(index) for run in runs], batches, f"{where}, kept activations"
-                ),
+                forward_forms=fit_kernels([run.of(index, False) for run in runs], batches, f"{where}, forward"),
+                backward_forms=fit_kernels([run.of(index, True) for run in runs], batches, f"{where}, backward"),
+                saved_bytes=fit_bytes([run.saved_by(index) for run in runs], batches, f"{where}, kept activations"),
                 sent_bytes=fit_bytes(sent, batches, f"{where}, output"),
             )
         )

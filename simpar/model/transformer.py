@@ -84,9 +84,7 @@ class Transformer(Description):
     layers: Count
     hidden: Count
     heads: Count
-    kv_heads: Count = (
-        1  # these three defaults are never seen: _fill_widths puts the derived value in their place
-    )
+    kv_heads: Count = 1  # these three defaults are never seen: _fill_widths puts the derived value in their place
     head_dim: Count = 1
     ffn_hidden: Count = 1
     gated_mlp: Flag
@@ -121,8 +119,7 @@ class Transformer(Description):
         if "head_dim" not in filled:
             if hidden % heads:
                 raise ValueError(
-                    f"hidden {hidden} is not divisible by heads {heads}, so there is no default head_dim;"
-                    " give head_dim"
+                    f"hidden {hidden} is not divisible by heads {heads}, so there is no default head_dim; give head_dim"
                 )
             filled["head_dim"] = hidden // heads
         if "ffn_hidden" not in filled:
@@ -234,9 +231,7 @@ class Transformer(Description):
                 that halve everything print it; ``full`` counts w, the convention of the Megatron-LM papers.
         """
         weights = self.layers * (self.attention_weights + self.mlp_weights) + self.hidden * self.vocab
-        keys = sum(
-            _keys_per_query(seq_len, self.layer_window(layer), attention) for layer in range(self.layers)
-        )
+        keys = sum(_keys_per_query(seq_len, self.layer_window(layer), attention) for layer in range(self.layers))
         return ModelFlop(matmul=2.0 * weights, attention=4.0 * self.query_width * keys)
 
     def step_flop(self, tokens: int, seq_len: int, attention: AttentionCount = "causal") -> ModelFlop:

@@ -6,11 +6,13 @@ replay measures them.
 
 An :class:`Operation` is a run of kernels (and of collectives on links that nobody else uses meanwhile) that is executed
 as one event. It is a sequence of :class:`Block` values, most of them the same block repeated once per layer.
+
+Instructions are named tuples because a step has tens of thousands of them.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from simpar.model.work import Kernel, Work
 
@@ -31,8 +33,7 @@ class Group:
     copies: "range | tuple[int, ...]" = (0,)
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """One kernel on the compute stream; ``launches`` counts what the host issues for it."""
 
     kernel: Kernel
@@ -41,8 +42,7 @@ class Launch:
     launches: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Collective:
+class Collective(NamedTuple):
     """One collective on the stream of its group; it starts when the last member arrives.
 
     ``nbytes`` follows nccl-tests: the buffer of an all-reduce, the output of an all-gather, the input of a
@@ -58,8 +58,7 @@ class Collective:
     layer: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(NamedTuple):
     """A message to another rank, on ``stream``; ``tag`` pairs it with its :class:`Recv`.
 
     ``copies`` are the messages that it stands for when replicas are folded: the same ranks, shifted.
@@ -68,37 +67,33 @@ class Send:
     stream: str
     peer: int
     nbytes: float
-    tag: str
+    tag: Hashable
     microbatch: int = -1
     copies: "range | tuple[int, ...]" = (0,)
 
 
-@dataclass(frozen=True, slots=True)
-class Recv:
+class Recv(NamedTuple):
     """The compute stream waits here until the message ``tag`` from ``peer`` is there."""
 
     peer: int
-    tag: str
+    tag: Hashable
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """Marks ``event`` when ``stream`` gets here."""
 
     stream: str
     event: str
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(NamedTuple):
     """``stream`` goes on only after ``event`` was recorded."""
 
     stream: str
     event: str
 
 
-@dataclass(frozen=True, slots=True)
-class Alloc:
+class Alloc(NamedTuple):
     """Memory taken (or, with negative ``nbytes``, given back) when the compute stream gets here."""
 
     category: str
@@ -138,8 +133,7 @@ class Operation:
     layers: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """Executes an operation for one microbatch.
 
     ``transient_bytes`` are held only meanwhile. An ``opened`` run is simulated kernel by kernel, because the links of
@@ -203,11 +197,11 @@ def open_run(run: Run, rank: int, number: int) -> Iterator[Instruction]:
     for index, block in enumerate(run.operation.blocks):
         for inner in block.body:
             if isinstance(inner, (Record, Wait)):
-                yield replace(inner, event=f"{number}.{index}.{inner.event}")
+                yield inner._replace(event=f"{number}.{index}.{inner.event}")
             elif isinstance(inner, Collective):
                 size = len(inner.group.ranks)
                 first = rank - rank % size
                 group = Group(inner.group.stream, range(first, first + size))
-                yield replace(inner, group=group, layer=run.operation.layers[index])
+                yield inner._replace(group=group, layer=run.operation.layers[index])
             else:
                 yield inner

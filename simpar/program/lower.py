@@ -208,6 +208,7 @@ class _Rank:
         self._stage, self._replica, self._tp_rank = stage, members[0], tp_rank
         tp_ranks = range(layout.plan.tp) if context.fold else (0,)
         self._copies = tuple((d - members[0]) * layout.plan.tp + t for d in members for t in tp_ranks)
+        self._activations = [sum(p.unit.activation_bytes for p in chunk) for chunk in context.operations.chunks]
         self._writer = Writer()
         self._held = schedule.stages_of(self._stage)
         order = schedule.ranks[self._stage]
@@ -241,7 +242,7 @@ class _Rank:
     def _forward(self, action: Action) -> None:
         stage = action.stage
         self._receive(action, stage - 1)
-        self._writer.add(Alloc("activations", self._activation_bytes(stage)))
+        self._writer.add(Alloc("activations", self._activations[stage]))
         chunk = self._held.index(stage)
         self._data.forward(self._runner(action, "forward"), chunk, first=action in self._firsts)
         self._send(action, stage + 1, "pp_forward", stage)
@@ -252,7 +253,7 @@ class _Rank:
         chunk = self._held.index(stage)
         run = self._runner(action, "backward")
         self._data.backward(run, chunk, action.microbatch, last=action in self._lasts)
-        self._writer.add(Alloc("activations", -self._activation_bytes(stage)))
+        self._writer.add(Alloc("activations", -self._activations[stage]))
         self._send(action, stage - 1, "pp_backward", stage - 1)
 
     def _runner(self, action: Action, phase: Phase) -> Runner:
@@ -272,9 +273,6 @@ class _Rank:
             )
         )
 
-    def _activation_bytes(self, stage: int) -> int:
-        return sum(p.unit.activation_bytes for p in self._operations.chunks[stage])
-
     @property
     def _parameters(self) -> int:
         return sum(p.unit.parameters for v in self._held for p in self._operations.chunks[v])
@@ -290,14 +288,14 @@ class _Rank:
     def _receive(self, action: Action, source: int) -> None:
         peer = self._holder(source)
         if peer is not None:
-            self._writer.add(Recv(peer, str(action)))
+            self._writer.add(Recv(peer, action))
 
     def _send(self, action: Action, target: int, stream: str, boundary: int) -> None:
         """What an action makes goes to the same action of the neighbouring stage."""
         peer = self._holder(target)
         if peer is not None:
             self._writer.wait(self._writer.record(), stream)
-            tag = str(action._replace(stage=target))
+            tag = Action(action.op, target, action.microbatch)
             nbytes = self._context.boundary_bytes[boundary]
             self._writer.add(Send(stream, peer, nbytes, tag, action.microbatch, self._copies))
 

@@ -58,8 +58,7 @@ def _text(trace: Trace, spans: Spans, drawn: Rectangles, row: int, unit: TimeUni
     name = "idle" if kind == IDLE else label(KINDS[kind])
     took = format_time(duration * float(drawn.height[row]) / NS_PER_S)
     lines = [
-        f"<b>{name}</b>  {took}"
-        + ("" if span >= 0 or kind == IDLE else f" of {format_time(duration / NS_PER_S)}"),
+        f"<b>{name}</b>  {took}" + ("" if span >= 0 or kind == IDLE else f" of {format_time(duration / NS_PER_S)}"),
         escape(lane_text(trace.lanes[drawn.lane[row]])),
         f"{unit.position(start)} → {unit.position(start + duration)} {unit.name}",
     ]
@@ -83,15 +82,20 @@ def _span_lines(trace: Trace, spans: Spans, row: int, shown: str) -> list[str]:
     nbytes, flop = float(spans.nbytes[row]), float(spans.flop[row])
     lines = [" · ".join(what)] if what else []
     if nbytes > 0:
-        lines.append(format_bytes(nbytes) + (f" · {nbytes / seconds / 1e9:,.3g} GB/s" if seconds else ""))
+        lines.append(format_bytes(nbytes) + (f" · {_three_digits(nbytes / seconds / 1e9)} GB/s" if seconds else ""))
     if flop > 0:
-        lines.append(_flop_text(flop) + (f" · {flop / seconds / 1e12:,.3g} TFLOP/s" if seconds else ""))
+        lines.append(_flop_text(flop) + (f" · {_three_digits(flop / seconds / 1e12)} TFLOP/s" if seconds else ""))
     return lines
+
+
+def _three_digits(value: float) -> str:
+    """Three digits or the whole number, never an exponent for large values."""
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def _flop_text(flop: float) -> str:
     size, name = next(step for step in _RATES if flop >= step[0] or step[0] == 1.0)
-    return f"{flop / size:.3g} {name}"
+    return f"{_three_digits(flop / size)} {name}"
 
 
 def step_text(step_ns: int) -> str:

@@ -121,9 +121,7 @@ def _clusters(start: IntColumn, duration: IntColumn, lane: IntColumn, resolution
         return np.zeros(0, dtype=np.int64)
     short = duration < resolution_ns
     gap = start[1:] - (start + duration)[:-1]
-    joins = np.concatenate(
-        [[False], short[1:] & short[:-1] & (lane[1:] == lane[:-1]) & (gap < resolution_ns)]
-    )
+    joins = np.concatenate([[False], short[1:] & short[:-1] & (lane[1:] == lane[:-1]) & (gap < resolution_ns)])
     run = np.cumsum(~joins) - 1
     origin = start[~joins][run]
     # Cuts are counted from the start of each run: a grid common to all lanes would show as a comb.
@@ -149,14 +147,10 @@ def _singles(
     )
 
 
-def _stacks(
-    start: IntColumn, duration: IntColumn, lane: IntColumn, kind: IntColumn, cluster: IntColumn
-) -> Rectangles:
+def _stacks(start: IntColumn, duration: IntColumn, lane: IntColumn, kind: IntColumn, cluster: IntColumn) -> Rectangles:
     """The kinds of each cluster, stacked: width times height is the time that it spends in the kind."""
     first = np.flatnonzero(np.diff(cluster, prepend=-1))
-    number = (
-        np.cumsum(np.diff(cluster, prepend=-1) != 0) - 1
-    )  # clusters of several spans, numbered without holes
+    number = np.cumsum(np.diff(cluster, prepend=-1) != 0) - 1  # clusters of several spans, numbered without holes
     left = start[first]
     count = np.diff(np.append(first, len(start)))
     last = first + count - 1
@@ -196,9 +190,7 @@ def _idle(drawn: Rectangles, compute: npt.NDArray[np.bool_], end_ns: int, shorte
         gaps.append((left[wide], (right - left)[wide], np.full(int(wide.sum()), lane, dtype=np.int64)))
     empty = np.zeros(0, dtype=np.int64)
     start, duration, of_lane = (
-        (np.concatenate([empty, *columns]) for columns in zip(*gaps, strict=True))
-        if gaps
-        else (empty, empty, empty)
+        (np.concatenate([empty, *columns]) for columns in zip(*gaps, strict=True)) if gaps else (empty, empty, empty)
     )
     ones = np.ones(len(start))
     between = Rectangles(
@@ -236,8 +228,5 @@ def _unused_height(drawn: Rectangles, compute: npt.NDArray[np.bool_]) -> Rectang
 
 def _concatenate(parts: Sequence[Rectangles]) -> Rectangles:
     return Rectangles(
-        **{
-            column.name: np.concatenate([getattr(part, column.name) for part in parts])
-            for column in fields(Rectangles)
-        }
+        **{column.name: np.concatenate([getattr(part, column.name) for part in parts]) for column in fields(Rectangles)}
     )

@@ -69,9 +69,7 @@ def _thin(time: IntColumn, held: FloatColumn, bins: int) -> IntColumn:
     return np.array(sorted(kept), dtype=np.int64)
 
 
-def add_memory(
-    figure: go.Figure, trace: Trace, unit: TimeUnit, colours: Palette, capacity_bytes: float | None
-) -> None:
+def add_memory(figure: go.Figure, trace: Trace, unit: TimeUnit, colours: Palette, capacity_bytes: float | None) -> None:
     """Draws the lines, and the capacity of a device if it is given, on the figure's second y axis."""
     lines = memory_lines(trace)
     several = len({line.stage for line in lines}) < len(lines)

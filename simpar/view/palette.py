@@ -75,11 +75,7 @@ class Palette:
     def ramp_at(self, fraction: float) -> str:
         """The colour of the line at ``fraction`` of the series, from 0 to 1."""
         first, middle, last = self.ramp
-        return (
-            between(first, middle, 2 * fraction)
-            if fraction < 0.5
-            else between(middle, last, 2 * fraction - 1)
-        )
+        return between(first, middle, 2 * fraction) if fraction < 0.5 else between(middle, last, 2 * fraction - 1)
 
 
 LIGHT = Palette(

@@ -30,6 +30,7 @@ from simpar.view.palette import IDLE_NAME, Palette, label, palette, readable_on
 MAX_LABELS = 1500
 """Numbers drawn inside bars, at most: text costs the browser far more than the bar around it."""
 
+_FONT = "system-ui, sans-serif"
 _COMPUTE_HEIGHT, _STREAM_HEIGHT, _GROUP_GAP, _FILL = 1.0, 0.55, 0.35, 0.92  # in lane heights
 _HEADER_PX, _MEMORY_PX, _BETWEEN_PX, _FOOTER_PX, _LEFT_PX = 106, 150, 46, 56, 170
 _OUTLINED_FROM_PX, _LABEL_PX, _DIGIT_PX = 5.0, 9.0, 2.5
@@ -210,9 +211,7 @@ def _labels(drawing: _Drawing) -> npt.NDArray[np.object_]:
     rows = np.flatnonzero((drawn.span >= 0) & np.isin(drawn.kind, numbered))
     microbatch = drawing.spans.microbatch[drawn.span[rows]]
     more_digits = np.floor(np.log10(np.maximum(microbatch, 1)))
-    wide = (microbatch >= 0) & (
-        drawing.pixels(drawn.duration_ns[rows]) >= _LABEL_PX + _DIGIT_PX * more_digits
-    )
+    wide = (microbatch >= 0) & (drawing.pixels(drawn.duration_ns[rows]) >= _LABEL_PX + _DIGIT_PX * more_digits)
     rows, microbatch = rows[wide], microbatch[wide]
     widest = np.argsort(-drawn.duration_ns[rows], kind="stable")[:MAX_LABELS]
     labels[rows[widest]] = [str(number) for number in microbatch[widest]]
@@ -229,11 +228,11 @@ def _lay_out(figure: go.Figure, drawing: _Drawing, has_memory: bool) -> None:
         template=colours.template,
         paper_bgcolor=colours.surface,
         plot_bgcolor=colours.surface,
-        font={"color": colours.text, "family": "system-ui, sans-serif", "size": 12},
+        font={"color": colours.text, "family": _FONT, "size": 12},
         barmode="overlay",
         dragmode="pan",
         hovermode="closest",
-        hoverlabel={"align": "left", "namelength": -1},
+        hoverlabel={"align": "left", "namelength": -1, "font": {"family": _FONT, "size": 12}},
         height=round(plot_px + _HEADER_PX + _FOOTER_PX),
         margin={"l": _LEFT_PX, "r": 28, "t": _HEADER_PX, "b": _FOOTER_PX, "pad": 4},
         legend={**_legend(1.0, 12, colours.text), "itemsizing": "constant"},
@@ -285,8 +284,7 @@ def _add_group_labels(figure: go.Figure, drawing: _Drawing) -> None:
         who = f"GPU {lane.rank}" + (f" ×{lane.replicas:,} equal" if lane.replicas > 1 else "")
         apart = "<br>" if (bottom - top) * rows.unit_px >= 28 else "  "
         figure.add_annotation(
-            text=f"<b>stage {lane.stage}</b>{apart}"
-            f'<span style="color:{colours.faint};font-size:10px">{who}</span>',
+            text=f'<b>stage {lane.stage}</b>{apart}<span style="color:{colours.faint};font-size:10px">{who}</span>',
             x=0,
             xref="paper",
             xanchor="left",
@@ -302,9 +300,7 @@ def _add_group_labels(figure: go.Figure, drawing: _Drawing) -> None:
             line = {"color": colours.line, "width": 1}
             figure.add_shape(type="line", x0=0, x1=1, xref="paper", y0=y, y1=y, line=line, layer="below")
     if not rows.groups:
-        figure.add_annotation(
-            text="this trace has no spans", x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False
-        )
+        figure.add_annotation(text="this trace has no spans", x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False)
 
 
 def _add_step_end(figure: go.Figure, drawing: _Drawing) -> None:

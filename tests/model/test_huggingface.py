@@ -305,7 +305,7 @@ def test_a_wrong_value_is_named(value):
         ({"attention_dropout": "0"}, "config: attention_dropout is '0', but must be a number"),
         ({"num_key_value_heads": 5}, "config: Value error, kv_heads 5 does not divide heads 32"),
         ({"num_attention_heads": 31, "num_key_value_heads": 31}, "hidden 4096 is not divisible by heads 31"),
-        ({"text_config": 3}, "config: text_config is a int, but must be a JSON object"),
+        ({"text_config": 3}, "config: text_config is 3, but must be a JSON object"),
         (
             {"model_type": "lama"},
             "model_type 'lama' is not an architecture that can be imported; did you mean 'llama'?",

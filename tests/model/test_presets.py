@@ -3,7 +3,7 @@ import pytest
 from simpar.errors import ModelError
 from simpar.model.presets import preset, preset_names
 
-# numbers of parameters in the published checkpoints (safetensors metadata of the named repositories)
+# distinct parameters of the published checkpoints (a tied head counts once, also where the file stores it twice)
 PUBLISHED = {
     "bloom-176b": 176_247_271_424,
     "bloom-7b1": 7_069_016_064,

@@ -60,9 +60,7 @@ def test_a_wrong_description_says_what_is_wrong(changes, text):
 
 
 def test_parameters_add_up_by_hand():
-    model = small(
-        norm="layernorm", qkv_bias=True, out_bias=True, mlp_bias=True, position="learned", max_positions=32
-    )
+    model = small(norm="layernorm", qkv_bias=True, out_bias=True, mlp_bias=True, position="learned", max_positions=32)
     attention = 4 * 64 * 64 + 4 * 64
     mlp = 64 * 256 + 256 + 256 * 64 + 64
     assert model.attention_parameters == attention
@@ -84,9 +82,7 @@ def test_norms_and_gates_count():
     assert small(embedding_norm=True).parameters - plain.parameters == 64
 
 
-@pytest.mark.parametrize(
-    ("multiple", "padded"), [(128, 50_304), (1024, 51_200), (1, 50_257), (50_257, 50_257)]
-)
+@pytest.mark.parametrize(("multiple", "padded"), [(128, 50_304), (1024, 51_200), (1, 50_257), (50_257, 50_257)])
 def test_vocabulary_is_padded_up(multiple, padded):
     assert small(vocab=50_257).padded_vocab(multiple) == padded
 

@@ -45,7 +45,7 @@ def kind(name: str) -> int:
 
 
 def small_trace() -> Trace:
-    """Two stages, one microbatch: forward, message, forward, backward; kernels with a collective on the tp lane."""
+    """Two stages, one microbatch: forward, message, forward, backward; kernels with a tp collective."""
     operations = spans(
         (0, 1_000_001, 3, kind("forward"), 0, 0, 0, -1, 0, 5e12, -1, -1),
         (1_000_001, 250, 4, kind("p2p"), 2, 0, -1, -1, 4096, 0, -1, 0),
@@ -156,9 +156,7 @@ def test_slices_of_a_thread_nest(tmp_path: Path) -> None:
     by_thread: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for event in slices:
         start = round(event["ts"] * 1000)
-        by_thread.setdefault((event["pid"], event["tid"]), []).append(
-            (start, start + round(event["dur"] * 1000))
-        )
+        by_thread.setdefault((event["pid"], event["tid"]), []).append((start, start + round(event["dur"] * 1000)))
     for intervals in by_thread.values():
         open_ends: list[int] = []
         for start, end in sorted(intervals, key=lambda interval: (interval[0], -interval[1])):
@@ -208,9 +206,7 @@ def test_csv_has_units_in_its_header_and_one_line_per_span(tmp_path: Path) -> No
 def test_an_empty_trace_has_a_valid_file(write: Callable[..., None], tmp_path: Path) -> None:
     nothing = np.zeros(0, dtype=np.int64)
     memory = MemoryEvents(time_ns=nothing, rank=nothing, category=nothing, delta_bytes=nothing)
-    write(
-        Trace(step_ns=0, lanes=(), names=(), spans=empty_spans(), memory=memory), tmp_path / "e", kernels=True
-    )
+    write(Trace(step_ns=0, lanes=(), names=(), spans=empty_spans(), memory=memory), tmp_path / "e", kernels=True)
     if write is to_perfetto:
         assert json.loads((tmp_path / "e").read_text())["traceEvents"] == []
     else:
@@ -218,12 +214,8 @@ def test_an_empty_trace_has_a_valid_file(write: Callable[..., None], tmp_path: P
 
 
 @pytest.mark.parametrize("write", [to_perfetto, to_csv])
-def test_a_folder_that_is_not_there_is_an_error_with_a_mend(
-    write: Callable[..., None], tmp_path: Path
-) -> None:
-    with pytest.raises(
-        OutputError, match=r"^cannot write '.*t\.json': there is no folder '.*lost'; create it first$"
-    ):
+def test_a_folder_that_is_not_there_is_an_error_with_a_mend(write: Callable[..., None], tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"^cannot write '.*t\.json': there is no folder '.*lost'; create it first$"):
         write(small_trace(), tmp_path / "lost" / "t.json")
     assert issubclass(OutputError, SimparError)
     with pytest.raises(OutputError, match="it is a folder; add a file name"):
@@ -233,9 +225,7 @@ def test_a_folder_that_is_not_there_is_an_error_with_a_mend(
         write(small_trace(), tmp_path / "file" / "t.json")
 
 
-def test_what_cannot_be_written_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "t.json"
     target.write_text("old")
 
@@ -243,17 +233,13 @@ def test_what_cannot_be_written_leaves_nothing_behind(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(
-        OutputError, match=r"cannot write '.*t\.json': No space left on device; choose another folder"
-    ):
+    with pytest.raises(OutputError, match=r"cannot write '.*t\.json': No space left on device; choose another folder"):
         to_perfetto(small_trace(), target)
     assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
     assert target.read_text() == "old"
 
 
-@pytest.mark.skipif(
-    not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write into every folder"
-)
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write into every folder")
 def test_a_folder_that_may_not_be_written_to_is_an_error(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     try:

@@ -57,9 +57,7 @@ class Recorder:
         order = np.lexsort((columns["lane"], columns["start_ns"]))
         place = np.empty(len(order), dtype=np.int64)
         place[order] = np.arange(len(order))
-        columns["predecessor"] = np.where(
-            columns["predecessor"] >= 0, place[columns["predecessor"].astype(int)], -1
-        )
+        columns["predecessor"] = np.where(columns["predecessor"] >= 0, place[columns["predecessor"].astype(int)], -1)
         return spans_from_columns({key: column[order] for key, column in columns.items()})
 
 

@@ -67,8 +67,7 @@ def test_rectangles_stay_inside_their_lane_and_apart(case: tuple[Spans, int], bu
     assert (drawn.bottom + drawn.height < 1 + 1e-9).all()
     for lane in range(len(LANES)):
         columns = {
-            (int(drawn.start_ns[row]), int(drawn.duration_ns[row]))
-            for row in np.flatnonzero(drawn.lane == lane)
+            (int(drawn.start_ns[row]), int(drawn.duration_ns[row])) for row in np.flatnonzero(drawn.lane == lane)
         }
         ordered = sorted(columns)
         for (start, duration), (after, _) in pairwise(ordered):

@@ -141,6 +141,14 @@ def test_hover_of_compute_says_work_and_rate() -> None:
     ]
 
 
+def test_hover_has_no_exponents() -> None:
+    trace = one_span(flop=3.21e15, nbytes=4e12)
+    assert bars(timeline(trace))["forward"].hovertext[0].split("<br>")[-2:] == [
+        "3,725 GiB · 2,000,000 GB/s",
+        "3.21 PFLOP · 1,605,000 TFLOP/s",
+    ]
+
+
 def test_hover_of_communication_says_bytes_and_rate() -> None:
     trace = one_span(lane=1, communication=1, nbytes=2**30)
     assert bars(timeline(trace))["all-gather"].hovertext[0].split("<br>") == [
@@ -228,9 +236,7 @@ def test_no_memory_row_without_memory_events() -> None:
 def test_thinned_memory_keeps_peaks_and_levels() -> None:
     steps = np.random.default_rng(7).integers(-GIB, GIB, 20_000)
     trace = trace_of(empty_spans(), LANES[:1], 20_001)
-    events = memory_events(
-        [(time, 0, "activations", int(delta)) for time, delta in enumerate(steps, start=1)]
-    )
+    events = memory_events([(time, 0, "activations", int(delta)) for time, delta in enumerate(steps, start=1)])
     (line,) = memory_lines(replace(trace, memory=events))
     held = np.cumsum(steps) / GIB
     assert len(line.time_ns) <= 302
@@ -244,9 +250,7 @@ def test_empty_and_single_span_traces_have_a_figure(dark: bool, tmp_path: Path) 
     empty = timeline(trace_of(empty_spans(), LANES, 0), dark=dark)
     assert "this trace has no spans" in annotations(empty)
     assert not empty.data
-    assert timeline(trace_of(empty_spans(), (), 0), dark=dark).layout.title.subtitle.text.startswith(
-        "0 spans"
-    )
+    assert timeline(trace_of(empty_spans(), (), 0), dark=dark).layout.title.subtitle.text.startswith("0 spans")
     figure = timeline(one_span(), dark=dark)
     assert set(bars(figure)) == {"bubble (idle)", "forward"}
     assert figure.layout.paper_bgcolor == palette(dark).surface
