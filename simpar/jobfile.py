@@ -4,10 +4,11 @@ A job file is a mapping with three sections::
 
     model: llama3-70b            # a preset, the path of a config.json (relative to this file), mlp:784-500-10,
                                  # a mapping of Transformer fields, or {base: llama3-70b, layers: 40}
-    cluster: h100-sxm:64x8       # device:nodesxGPUs[@fabric], a preset, a mapping of Cluster fields, or a base and changes
+    cluster: h100-sxm:64x8       # device:nodesxGPUs[@fabric], a preset, a mapping of Cluster fields,
+                                 # or {base: h100-sxm:64x8, fabric: {nic_gbps: 800}}
     plan: {tp: 8, pp: 4}         # fields of Plan; what is left out has its default
 
-What a value means is decided in :mod:`simpar.job` and below it; here are only files, overrides and the wording of errors.
+What a value means is decided in :mod:`simpar.job` and below it; here are files, overrides and the wording of errors.
 """
 
 import re
@@ -27,7 +28,7 @@ from simpar.plan.plan import Plan
 from simpar.validation_text import Path as FieldPath
 from simpar.validation_text import problems
 
-Override = tuple[FieldPath, Any]
+Override = tuple[tuple[str, ...], Any]
 """Where to put a value in a job, such as ``(("plan", "tp"), 8)``."""
 
 SECTIONS = ("model", "cluster", "plan")
@@ -133,9 +134,10 @@ class Draft:
             raise JobError(self._line(("model", "layers"), text))
         operations = 2 * layout.microbatches * job.plan.pp * job.plan.vpp
         if operations > _MAX_OPERATIONS:
+            stages = job.plan.pp * job.plan.vpp
             text = (
-                f"{layout.microbatches:,} microbatches on {job.plan.pp * job.plan.vpp} virtual stages are {operations:,} "
-                f"operations, more than the {_MAX_OPERATIONS:,} that can be simulated; raise micro_batch or lower "
+                f"{layout.microbatches:,} microbatches on {stages} virtual stages are {operations:,} operations, "
+                f"more than the {_MAX_OPERATIONS:,} that can be simulated; raise micro_batch or lower "
                 "global_batch"
             )
             raise JobError(self._line(("plan",), text))
@@ -184,7 +186,7 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise JobError(f"{path}: cannot be read ({error.strerror}); give the path of a job file in YAML") from None
     try:
-        data = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+        data = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -229,7 +231,7 @@ def _beside(model: Any, folder: Path) -> Any:
     return str(path) if path.exists() or path.suffix == ".json" else model
 
 
-def _put(fields: Mapping[str, Any], where: FieldPath, value: Any) -> dict[str, Any]:
+def _put(fields: Mapping[str, Any], where: tuple[str, ...], value: Any) -> dict[str, Any]:
     """A copy of ``fields`` with ``value`` at ``where``.
 
     A name on the way (``model: llama3-70b``, ``fabric: ndr400``) becomes ``{base: name}``, of which one field changes.
@@ -238,13 +240,13 @@ def _put(fields: Mapping[str, Any], where: FieldPath, value: Any) -> dict[str, A
     key, *rest = where
     if not rest:
         return {**fields, key: value}
-    inner = fields.get(str(key))
+    inner = fields.get(key)
     if isinstance(inner, str):
         inner = {"base": inner}
     elif inner is None:
         inner = {}
     elif not isinstance(inner, Mapping):
-        raise JobError(f"{COMMAND_LINE}: {'.'.join(map(str, where))}: {key} is a {_kind(inner)}, which has no fields")
+        raise JobError(f"{COMMAND_LINE}: {'.'.join(where)}: {key} is a {_kind(inner)}, which has no fields")
     elif key == "cluster" and len(rest) > 1 and "base" not in inner and rest[0] not in inner:
         inner = {"base": dict(inner)}
     return {**fields, key: _put(inner, tuple(rest), value)}

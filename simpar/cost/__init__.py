@@ -1,0 +1,1 @@
+"""Costs as pure functions of descriptions: kernels, collectives, memory."""

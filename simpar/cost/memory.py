@@ -72,13 +72,15 @@ def optimizer_traffic(
 ) -> dict[str, int]:
     """Bytes that the optimizer's kernels move for ``parameters`` parameters of the rank's shard, by kernel.
 
-    The gradient norm reads gradients; the update reads them, and reads and writes moments and (master) weights; where
-    there is a master copy, it is cast to the weights that compute reads.
+    The gradient norm reads gradients and clipping scales them in place; fp16 training also unscales them. The update
+    reads them, and reads and writes moments and (master) weights; where there is a master copy, it is cast to the
+    weights that compute reads.
     """
     width, grad, weight = DTYPE_BYTES[optimizer_dtype], DTYPE_BYTES[grad_dtype], weight_bytes(precision)
     master = has_master(precision, optimizer_dtype)
     states = 2 * width * _MOMENTS[optimizer] + 2 * (width if master else weight)
-    traffic = {"grad norm": grad, optimizer: grad + states}
+    traffic = {"unscale gradients": 2 * grad} if precision == "fp16" else {}
+    traffic |= {"grad norm": grad, "clip gradients": 2 * grad, optimizer: grad + states}
     if master:
         traffic["cast weights"] = width + weight
     return {name: nbytes * parameters for name, nbytes in traffic.items()}

@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 from simpar.engine.price import OpenedPrice, OperationPrice
-from simpar.model.work import Attention, Gemm, Kernel, MemoryBound
 from simpar.trace.trace import KINDS, MEMORY_CATEGORIES, NONE
 
 KIND = {kind: index for index, kind in enumerate(KINDS)}
@@ -73,14 +72,3 @@ class Recorder:
     def by_lane(self) -> list[Row]:
         """Rows lane by lane; within a lane they stand in stream order, whatever the times."""
         return sorted(self.rows, key=lambda row: row.lane)
-
-
-def kind_of(kernel: Kernel) -> str:
-    """The kind of span that a kernel makes."""
-    match kernel:
-        case Gemm():
-            return "gemm"
-        case Attention():
-            return "attention"
-        case MemoryBound():
-            return kernel.memory_class

@@ -25,9 +25,10 @@ from simpar.engine.gpu import (
 from simpar.engine.network import LinkLoad, Network
 from simpar.engine.price import BlockPrice, OperationPrice
 from simpar.engine.record import build_trace
-from simpar.engine.rows import CATEGORY, KIND, Label, Recorder, kind_of
+from simpar.engine.rows import CATEGORY, KIND, Label, Recorder
 from simpar.errors import DeadlockError
 from simpar.hardware.cluster import Cluster
+from simpar.model.work import kernel_kind
 from simpar.program.ir import (
     COMPUTE,
     Alloc,
@@ -188,7 +189,7 @@ class _Simulation:
 
     def _launch_step(self, launch: Launch, issue: int, opened: int) -> RunStep:
         kernel = launch.kernel
-        label = Label(KIND[kind_of(kernel)], self.recorder.name(launch.name))
+        label = Label(KIND[kernel_kind(kernel)], self.recorder.name(launch.name))
         duration = self._costs.kernel_ns(kernel)
         bound = launch.launches * self._launch_ns + duration
         return RunStep(label, issue, duration, bound, kernel.work.flop, None, 0, opened)

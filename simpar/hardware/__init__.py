@@ -1,0 +1,1 @@
+"""Devices, clusters and the links between them, as descriptions."""

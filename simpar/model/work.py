@@ -102,3 +102,14 @@ class MemoryBound:
 
 
 Kernel = Gemm | Attention | MemoryBound
+
+
+def kernel_kind(kernel: Kernel) -> str:
+    """The kind of a kernel, as traces name it."""
+    match kernel:
+        case Gemm():
+            return "gemm"
+        case Attention():
+            return "attention"
+        case MemoryBound():
+            return kernel.memory_class

@@ -25,11 +25,14 @@ class Overlap(Description):
             and prefetch the next layer's parameters with ZeRO-3 / FSDP; otherwise each gather is waited for.
         tp: ``bulk`` hides backward tensor-parallel collectives behind the weight-gradient GEMM (Megatron's default);
             ``pipelined`` also splits each GEMM to hide its own collective (userbuffers, async TP); ``none`` hides nothing.
+        p2p: go on computing while a message to the next stage is under way; otherwise a stage waits for the end of its
+            own sends (Megatron-LM of 2021-22 synchronised after every exchange).
     """
 
     grad_reduce: bool = True
     param_gather: bool = True
     tp: Literal["none", "bulk", "pipelined"] = "bulk"
+    p2p: bool = True
 
 
 class Plan(Description):

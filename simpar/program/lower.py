@@ -298,6 +298,8 @@ class _Rank:
             tag = Action(action.op, target, action.microbatch)
             nbytes = self._context.boundary_bytes[boundary]
             self._writer.add(Send(stream, peer, nbytes, tag, action.microbatch, self._copies))
+            if not self._layout.plan.overlap.p2p:
+                self._writer.wait(self._writer.record(stream))
 
     # ---- end of the step --------------------------------------------------------------------------------------------
 

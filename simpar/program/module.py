@@ -1,6 +1,7 @@
 """The units of a traced module on one rank: its layers as they were traced, without tensor parallelism."""
 
 from simpar.model.module import ModuleModel
+from simpar.model.work import kernel_kind
 from simpar.plan.layout import Layout
 from simpar.program.body import Body
 from simpar.program.unit import Unit
@@ -14,13 +15,13 @@ def module_units(model: ModuleModel, layout: Layout) -> tuple[Unit, ...]:
     for index, layer in enumerate(model.layers):
         forward, backward = Body(), Body(phase="backward")
         again = Body(phase="recompute")
-        for number, kernel in enumerate(layer.forward(batch)):
+        for kernel in layer.forward(batch):
             for body in (forward, again):
-                body.run(kernel, f"{layer.name}.{number}")
+                body.run(kernel, f"{layer.name} {kernel_kind(kernel)}")
         if full:
             backward.extend(again)
-        for number, kernel in enumerate(layer.backward(batch)):
-            backward.run(kernel, f"{layer.name}.{number} grad")
+        for kernel in layer.backward(batch):
+            backward.run(kernel, f"{layer.name} {kernel_kind(kernel)} grad")
         kept = layer.activation_bytes(batch)
         entry = model.layers[index - 1].output_bytes(batch) if index else 0
         units.append(

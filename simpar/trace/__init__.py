@@ -1,0 +1,1 @@
+"""What happened in a step, as columns, and its readers without pictures."""

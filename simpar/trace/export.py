@@ -10,12 +10,12 @@ import json
 import os
 import secrets
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from simpar import __version__
 from simpar.errors import SimparError
 from simpar.trace.trace import KINDS, MEMORY_CATEGORIES, Spans, Trace
 
@@ -79,7 +79,7 @@ def to_perfetto(trace: Trace, path: str | Path, *, kernels: bool = False) -> Non
         ],
         "displayTimeUnit": "ms",
         "otherData": {
-            "producer": f"simpar {_version()}",
+            "producer": f"simpar {__version__}",
             "step_us": trace.step_ns / _NS_PER_US,
             "flows_left_out": left_out,
         },
@@ -120,13 +120,6 @@ CSV_HEADER = (
 def _write_text(path: str | Path, text: str) -> None:
     content = text.encode()
     write_whole(path, gzip.compress(content, 9, mtime=0) if Path(path).name.endswith(".gz") else content)
-
-
-def _version() -> str:
-    try:
-        return version("simpar")
-    except PackageNotFoundError:  # a checkout on the path, not installed
-        return "(version unknown)"
 
 
 def _streams(trace: Trace) -> list[int]:

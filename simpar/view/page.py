@@ -30,8 +30,8 @@ html, body {{ margin: 0; background: {surface}; color: {text}; font-family: syst
 </style>
 </head>
 <body>
-<div id="figure"></div>
 <div id="message">Loading …</div>
+<div id="figure"></div>
 <script type="text/plain" id="library">{library}</script>
 <script type="text/plain" id="content">{content}</script>
 <script>

@@ -204,6 +204,56 @@ def test_backward_work_goes_back_to_the_layer_that_made_it():
     assert [layer.output_bytes(4) for layer in model.layers[:4]] == [4 * 8 * 16 * 4] * 4
 
 
+class Double(torch.autograd.Function):
+    """Twice its argument, as a user's own autograd function."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+class Between(nn.Module):
+    """Functional work after the first layer: one part used at once, one only after the second layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.first(x)
+        late = y.tanh()
+        return self.second(Double.apply(y)) + late
+
+
+def test_functional_work_belongs_to_the_layer_that_ran_last_in_both_directions():
+    first, second = trace_module(Between(), torch.zeros(4, 8)).layers
+    size = 4 * 8 * 4
+    tanh, tanh_back = MemoryBound(2 * size, "activation"), MemoryBound(3 * size, "activation")
+    double = MemoryBound(2 * size)
+    assert first.forward(4) == (Gemm(4, 8, 8, "fp32", out_bytes=4), tanh, double)
+    assert second.forward(4) == (Gemm(4, 8, 8, "fp32", out_bytes=4), MemoryBound(3 * size))
+    assert first.backward(4).count(tanh_back) == first.backward(4).count(double) == 1
+    assert tanh_back not in second.backward(4)
+    assert double not in second.backward(4)
+
+
+def test_a_kept_view_keeps_its_whole_storage():
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.project, self.scale = nn.Linear(8, 6), nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            return self.project(x)[:, :3] * self.scale
+
+    (layer,) = trace_module(Half(), torch.zeros(4, 8)).layers
+    assert layer.activation_bytes(4) == 4 * 8 * 4 + 4 * 6 * 4
+
+
 def test_attention_is_one_kernel_each_way_and_keeps_what_flash_attention_keeps():
     class Core(nn.Module):
         def __init__(self):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import simpar
 from simpar.errors import SimparError
 from simpar.trace import export
 from simpar.trace.export import CSV_HEADER, OutputError, to_csv, to_perfetto
@@ -142,7 +143,7 @@ def test_arrows_are_bounded_and_the_rest_is_counted(tmp_path: Path, monkeypatch:
 def test_document_says_who_made_it(written: Path) -> None:
     document = json.loads(written.read_text())
     assert document["displayTimeUnit"] == "ms"
-    assert document["otherData"]["producer"].startswith("simpar ")
+    assert document["otherData"]["producer"] == f"simpar {simpar.__version__}"
     assert document["otherData"]["step_us"] == 7000.254
 
 

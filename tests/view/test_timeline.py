@@ -243,6 +243,9 @@ def test_thinned_memory_keeps_peaks_and_levels() -> None:
     assert (line.held_gib.max(), line.held_gib.min()) == (held.max(), min(held.min(), 0.0))
     assert (line.held_gib[1:-1] == held[line.time_ns[1:-1] - 1]).all()
     assert line.held_gib[-1] == held[-1]
+    for end in np.linspace(1, 20_001, 101)[1:-1]:  # where one bin hands over to the next
+        shown = line.held_gib[np.searchsorted(line.time_ns, end) - 1]
+        assert shown == held[int(np.ceil(end)) - 2]
 
 
 @pytest.mark.parametrize("dark", [False, True])

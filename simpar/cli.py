@@ -1,0 +1,358 @@
+"""The ``simpar`` command.
+
+Exit codes: 0 done, 1 the job does not fit its devices, 2 a mistake of the user (one line on stderr), 130 interrupted.
+Results go to stdout, everything else to stderr. Each command imports what it needs when it runs, so that ``--help`` and
+``--version`` answer at once; the flags are therefore typed loosely here and checked with the job.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simpar import __version__
+from simpar.errors import DoesNotFitError, JobError, PlanError, SimparError
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from simpar.result import Result
+
+DONE, DOES_NOT_FIT, MISTAKE, INTERRUPTED = 0, 1, 2, 130
+
+_PIPED_WIDTH = 10_000  # nothing wraps where a program reads, or a file is grepped
+# Typer may bring its own copy of click: the base of its usage errors is the one name that both ways share.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    name="simpar",
+    help="Predicts how long a training step of a large model takes on a cluster, for every way to parallelise it.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_JOB, _DEGREES, _BATCH, _KERNELS, _OUTPUT = (
+    "Job",
+    "Plan: degrees and schedule",
+    "Plan: batch",
+    "Plan: kernels",
+    "Output",
+)
+
+_EPILOG = """\
+A job file is YAML with the sections [bold]model[/], [bold]cluster[/] and [bold]plan[/]:
+
+[cyan]model: llama3-70b[/] – or the path of a config.json (relative to the file), mlp:784-500-10, a mapping of fields,
+or {base: llama3-70b, layers: 40}
+
+[cyan]cluster: h100-sxm:64x8[/] – device:nodesxGPUs, with @fabric behind it if wanted; or a mapping with device, nodes,
+gpus_per_node, node_link, fabric; or {base: h100-sxm:64x8, fabric: {nic_gbps: 800}}
+
+[cyan]plan: {tp: 8, pp: 4, micro_batch: 1, global_batch: 512, seq_len: 8192}[/] – every field: simpar schema
+
+Flags override the file, --set overrides both. Exit code 1: the job does not fit; 2: a mistake in the job.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code; what users get wrong ends in a message, never in a traceback.
+
+    Args:
+        arguments: words of the command line; left out, those of the process.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show × still gets its numbers
+    try:
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        code = app(args=words, prog_name="simpar", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else DONE
+    except DoesNotFitError as error:
+        return _fail(f"does not fit: {error}", DOES_NOT_FIT)
+    except SimparError as error:
+        return _fail(str(error), MISTAKE)
+    except _UsageError as error:
+        return _fail(f"simpar: {error.format_message()}", MISTAKE)  # type: ignore[attr-defined]
+    except (OverflowError, MemoryError):
+        return _fail("simpar: the numbers of this job are too large to be simulated; check its sizes", MISTAKE)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        # The reader (head, a pager) has seen enough; what is still buffered must not raise again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+
+
+def _fail(message: str, code: int) -> int:
+    from rich.text import Text  # noqa: PLC0415
+
+    _console(stderr=True).print(Text(message, style="red"), soft_wrap=True)
+    return code
+
+
+def _console(*, stderr: bool = False) -> "Console":
+    from rich.console import Console  # noqa: PLC0415
+
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = _PIPED_WIDTH
+    return console
+
+
+def _show(*parts: "RenderableType") -> None:
+    """Writes to stdout; where it is no terminal, without the blanks that pad the cells of a table."""
+    console = _console()
+    if console.is_terminal:
+        console.print(*parts)
+        return
+    with console.capture() as captured:
+        console.print(*parts)
+    typer.echo("\n".join(line.rstrip() for line in captured.get().rstrip().splitlines()))
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"simpar {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001 - its callback answers
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def _option(*names: str, panel: str, text: str, metavar: str | None = None) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, metavar=metavar)
+
+
+@app.command(epilog=_EPILOG)
+def simulate(
+    job: Annotated[
+        Path | None, typer.Argument(metavar="[JOB.yaml]", help="Job file; flags override it.", show_default=False)
+    ] = None,
+    model: Annotated[
+        str | None, _option("--model", "-m", panel=_JOB, text="Preset, config.json or mlp:784-500-10.")
+    ] = None,
+    cluster: Annotated[
+        str | None, _option("--cluster", "-c", panel=_JOB, text="Such as h100-sxm:64x8, or a preset.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        _option("--set", "-s", panel=_JOB, metavar="FIELD=VALUE", text="Any field, such as plan.tp=4; repeatable."),
+    ] = None,
+    tp: Annotated[str | None, _option("--tp", panel=_DEGREES, metavar="N", text="Tensor-parallel degree.")] = None,
+    pp: Annotated[str | None, _option("--pp", panel=_DEGREES, metavar="N", text="Pipeline-parallel degree.")] = None,
+    dp: Annotated[
+        str | None, _option("--dp", panel=_DEGREES, metavar="N", text="Data-parallel degree; else what is left.")
+    ] = None,
+    dp_shard: Annotated[
+        str | None, _option("--dp-shard", panel=_DEGREES, metavar="N", text="Ranks over which ZeRO shards.")
+    ] = None,
+    zero: Annotated[
+        str | None,
+        _option("--zero", panel=_DEGREES, metavar="0-3", text="Shard optimizer (1), gradients (2), parameters (3)."),
+    ] = None,
+    sequence_parallel: Annotated[
+        bool | None,
+        _option("--sequence-parallel/--no-sequence-parallel", panel=_DEGREES, text="Shard activations along tokens."),
+    ] = None,
+    schedule: Annotated[
+        str | None, _option("--schedule", panel=_DEGREES, metavar="NAME", text="gpipe, 1f1b or interleaved.")
+    ] = None,
+    vpp: Annotated[
+        str | None, _option("--vpp", panel=_DEGREES, metavar="N", text="Model chunks per rank, for interleaved.")
+    ] = None,
+    layer_split: Annotated[
+        str | None,
+        _option(
+            "--layer-split", panel=_DEGREES, metavar="HOW", text="uniform, balanced, or counts such as 20,22,22,16."
+        ),
+    ] = None,
+    micro_batch: Annotated[
+        str | None, _option("--micro-batch", panel=_BATCH, metavar="N", text="Samples per microbatch and replica.")
+    ] = None,
+    global_batch: Annotated[
+        str | None, _option("--global-batch", panel=_BATCH, metavar="N", text="Samples per step.")
+    ] = None,
+    grad_accum: Annotated[
+        str | None, _option("--grad-accum", panel=_BATCH, metavar="N", text="Microbatches per step and replica.")
+    ] = None,
+    seq_len: Annotated[str | None, _option("--seq-len", panel=_BATCH, metavar="N", text="Tokens per sample.")] = None,
+    recompute: Annotated[
+        str | None, _option("--recompute", panel=_KERNELS, metavar="WHAT", text="none, selective or full.")
+    ] = None,
+    recompute_layers: Annotated[
+        str | None,
+        _option("--recompute-layers", panel=_KERNELS, metavar="N", text="With full: layers of each virtual stage."),
+    ] = None,
+    precision: Annotated[
+        str | None, _option("--precision", panel=_KERNELS, metavar="DTYPE", text="bf16, fp16, tf32, fp32 or fp8.")
+    ] = None,
+    attention: Annotated[
+        str | None,
+        _option("--attention", panel=_KERNELS, metavar="KERNEL", text="auto, unfused, flash1, flash2 or flash3."),
+    ] = None,
+    optimizer: Annotated[
+        str | None, _option("--optimizer", panel=_KERNELS, metavar="RULE", text="adam, sgd or momentum.")
+    ] = None,
+    json_: Annotated[
+        bool, _option("--json", panel=_OUTPUT, text="Print one JSON object instead of the report.")
+    ] = False,
+    stages: Annotated[bool, _option("--stages", panel=_OUTPUT, text="Report every stage, however many.")] = False,
+    timeline: Annotated[
+        Path | None, _option("--timeline", panel=_OUTPUT, metavar="OUT.html", text="Write the timeline as a page.")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        _option("--trace", panel=_OUTPUT, metavar="OUT.json.gz", text="Write a trace for ui.perfetto.dev."),
+    ] = None,
+    csv: Annotated[
+        Path | None, _option("--csv", panel=_OUTPUT, metavar="OUT.csv", text="Write the trace's spans as CSV.")
+    ] = None,
+    kernels: Annotated[
+        bool, _option("--kernels", panel=_OUTPUT, text="In these files, show single kernels too.")
+    ] = False,
+    allow_oom: Annotated[bool, _option("--allow-oom", panel=_OUTPUT, text="Simulate even if it does not fit.")] = False,
+) -> None:
+    """Simulate one training step of JOB.yaml, or of a job given by flags."""
+    outputs = {"--timeline": timeline, "--trace": trace, "--csv": csv}
+    _check_outputs({flag: path for flag, path in outputs.items() if path is not None}, job)
+    flags = {
+        "model": model,
+        "cluster": cluster,
+        "plan.tp": tp,
+        "plan.pp": pp,
+        "plan.dp": dp,
+        "plan.dp_shard": dp_shard,
+        "plan.zero": zero,
+        "plan.sequence_parallel": sequence_parallel,
+        "plan.schedule": schedule,
+        "plan.vpp": vpp,
+        "plan.layer_split": _layer_split(layer_split),
+        "plan.micro_batch": micro_batch,
+        "plan.global_batch": global_batch,
+        "plan.grad_accum": grad_accum,
+        "plan.seq_len": seq_len,
+        "plan.recompute": recompute,
+        "plan.recompute_layers": recompute_layers,
+        "plan.precision": precision,
+        "plan.attention": attention,
+        "plan.optimizer": optimizer,
+    }
+    result = _simulate(
+        job, {path: value for path, value in flags.items() if value is not None}, changes or (), allow_oom
+    )
+    if json_:
+        import json  # noqa: PLC0415
+
+        typer.echo(json.dumps(result.to_dict(), indent=2, allow_nan=False))
+    else:
+        from simpar.report import report  # noqa: PLC0415
+
+        _show(report(result, all_stages=stages))
+    _write(result, timeline=timeline, trace=trace, csv=csv, kernels=kernels)
+
+
+def _layer_split(text: str | None) -> Any:
+    """``20,22,22,16`` as a list; anything else as it is."""
+    return text.strip("[]").split(",") if text is not None and text[:1] in "[0123456789" else text
+
+
+def _simulate(job: Path | None, flags: dict[str, Any], changes: Sequence[str], allow_oom: bool) -> "Result":
+    from simpar.jobfile import parse_change, read_draft  # noqa: PLC0415
+
+    if job is None and not flags and not changes:
+        raise JobError("simpar simulate: give a job file, or --model and --cluster; see simpar simulate --help")
+    overrides = [(tuple(path.split(".")), _yaml(value)) for path, value in flags.items()]
+    draft = read_draft(job, [*overrides, *(parse_change(text) for text in changes)])
+    checked = draft.job()
+    draft.lay_out(checked)
+    from simpar.simulate import simulate as run  # noqa: PLC0415
+
+    try:
+        with _console(stderr=True).status(f"simulating {checked.model.name} …"):
+            return run(checked, allow_oom=allow_oom)
+    except PlanError as error:
+        raise draft.explain(error) from None
+
+
+def _yaml(value: Any) -> Any:
+    """A flag's whole number as one (a literal such as ``zero`` takes no text); the rest as it is."""
+    return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 100 else value
+
+
+def _check_outputs(paths: dict[str, Path], job: Path | None) -> None:
+    """Finds out before the work whether its files can be written.
+
+    Raises:
+        JobError: one of them cannot, or would replace another or the job.
+    """
+    taken = {job.resolve(): "the job file"} if job is not None else {}
+    for flag, path in paths.items():
+        parent = path.parent
+        problem = ""
+        if not parent.is_dir():
+            problem = f"there is no folder '{parent}'; create it first"
+        elif path.is_dir():
+            problem = "it is a folder; add a file name"
+        elif path.exists() and not path.is_file():
+            problem = "it is not a regular file; choose another name"
+        elif not os.access(parent, os.W_OK | os.X_OK):
+            problem = f"the folder '{parent}' does not let you; choose another one"
+        elif path.resolve() in taken:
+            problem = f"it is {taken[path.resolve()]} already; choose another name"
+        if problem:
+            raise JobError(f"{flag}: cannot write '{path}': {problem}")
+        taken[path.resolve()] = f"the file of {flag}"
+
+
+def _write(result: "Result", *, timeline: Path | None, trace: Path | None, csv: Path | None, kernels: bool) -> None:
+    from simpar.trace.export import to_csv, to_perfetto  # noqa: PLC0415
+
+    if timeline is not None:
+        result.write_timeline(str(timeline), kernels=kernels)
+    if trace is not None:
+        to_perfetto(result.trace, trace, kernels=kernels)
+    if csv is not None:
+        to_csv(result.trace, csv, kernels=kernels)
+    for path in (timeline, trace, csv):
+        if path is not None:
+            typer.echo(f"wrote {path}", err=True)
+
+
+@app.command()
+def models() -> None:
+    """List the models that have a name."""
+    from simpar.listing import list_models  # noqa: PLC0415
+
+    _show(list_models())
+
+
+@app.command()
+def clusters() -> None:
+    """List devices, node links, fabrics and clusters that have a name."""
+    from simpar.listing import list_clusters  # noqa: PLC0415
+
+    _show(list_clusters())
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of job files, for editors."""
+    import json  # noqa: PLC0415
+
+    from simpar.schema import job_schema  # noqa: PLC0415
+
+    typer.echo(json.dumps(job_schema(), indent=2, ensure_ascii=False))

@@ -1,0 +1,256 @@
+"""The report of a simulated step for people, as Rich renderables: a reader of the result that prints nothing itself.
+
+Tables have one row a part and one column a stage, so that they stay narrow however many parts there are. Of many stages
+the first, the slowest (or fullest) and the last stand for the rest.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from simpar.program.footprint import Footprint
+from simpar.result import Result
+from simpar.trace.breakdown import RankTime
+from simpar.units import GIB, KIB, MIB, MS, TFLOP, US, format_bytes, format_count, format_time
+
+T = TypeVar("T")
+
+_FEW_STAGES = 6
+_COLUMNS = 6  # stages side by side in a terminal of 100 columns
+_LINKS = 5
+_KINDS = {
+    "gemm": "matrix products",
+    "attention": "attention",
+    "elementwise": "elementwise",
+    "activation": "activation",
+    "norm": "norm, softmax",
+}
+_STREAMS = {"tp": "tensor parallel", "dp": "data parallel", "pp": "pipeline", "cp": "context", "ep": "experts"}
+_CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers", "context")
+
+Row = tuple[str, list[float], str]
+"""Label, a value for each column, and a Rich style."""
+
+
+def report(result: Result, *, all_stages: bool = False) -> Group:
+    """Main figures, time per stage, communication, links, memory and warnings.
+
+    Args:
+        result: what to report.
+        all_stages: show every stage, also where there are many.
+    """
+    parts: list[RenderableType] = [Text(result.title, style="bold"), Text(_setting(result), style="dim"), Text()]
+    parts += [Padding(_figures(result), (0, 2)), Text()]
+    parts += [*_times(result, all_stages), *_memory(result, all_stages)]
+    parts += [*_communication(result), *_links(result)]
+    parts += [Text(f"warning: {warning}", style="yellow") for warning in result.warnings]
+    return Group(*parts)
+
+
+def _setting(result: Result) -> str:
+    plan, layout, cluster = result.job.plan, result.layout, result.job.cluster
+    words = [f"{cluster.nodes:,} × {cluster.gpus_per_node} GPUs"]
+    if layout.seq_len > 1:
+        words.append(f"{layout.seq_len:,} tokens per sample")
+    batch = f"{layout.microbatches:,} microbatches × {plan.micro_batch} × dp {layout.dp}"
+    words += [f"global batch {layout.global_batch:,} = {batch}", plan.precision]
+    if plan.recompute != "none":
+        words.append(f"{plan.recompute} recomputation")
+    return " · ".join(words)
+
+
+def _figures(result: Result) -> Table:
+    """Name, value and remark of each main figure."""
+    grid = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    grid.add_column(style="bold")
+    grid.add_column(justify="right", style="bold cyan", no_wrap=True)
+    grid.add_column(style="dim")
+    achieved = result.model_flop / result.step_time_s / result.job.cluster.gpus / TFLOP
+    device, unit = result.job.cluster.device, result.unit
+    peak, plan = result.peak_memory_bytes / device.memory_bytes, result.job.plan
+    rows = [
+        ("step time", format_time(result.step_time_s), f"{format_count(result.layout.global_batch)} samples"),
+        ("throughput", f"{format_count(result.tokens_per_s)} {unit}/s", f"{result.tokens_per_s_per_gpu:,.1f} a GPU"),
+        ("model FLOP", f"{achieved:,.3g} TFLOP/s", "a GPU, without recomputation"),
+        ("MFU", f"{result.mfu:.1%}", f"of {device.peak(plan.precision) / TFLOP:,.0f} TFLOP/s dense {plan.precision}"),
+        ("HFU", f"{result.hfu:.1%}", "with recomputation"),
+        ("bubble", f"{result.bubble_fraction:.1%}", "of the step, mean of all GPUs"),
+        (
+            "peak memory",
+            format_bytes(result.peak_memory_bytes),
+            f"{peak:.0%} of {format_bytes(device.memory_bytes)} ({device.title})",
+        ),
+    ]
+    for name, value, remark in rows:
+        grid.add_row(name, value, remark)
+    return grid
+
+
+# ---- time -----------------------------------------------------------------------------------------------------------
+
+
+def _times(result: Result, all_stages: bool) -> Iterator[RenderableType]:
+    ranks = result.ranks
+    size, unit = _scale(result.step_time_s, ((1.0, "s"), (MS, "ms"), (US, "µs")))
+    chosen = _choose(len(ranks), _index_of_most(ranks, lambda r: result.step_time_s - r.bubble_s), all_stages)
+    heads = _heads([rank.stage for rank in ranks], chosen, "slowest")
+    total = sum(rank.replicas for rank in ranks)
+
+    def mean(value: Callable[[RankTime], float]) -> float:
+        return sum(value(rank) * rank.replicas for rank in ranks) / total
+
+    rows = [
+        (label, [*(value(ranks[i]) / size for i in chosen), mean(value) / size], style)
+        for label, value, style in _time_parts(ranks, result.step_time_s)
+    ]
+    shares = [row[1][-1] * size / result.step_time_s for row in rows]
+    title = f"where the time goes, {unit}" + (f" ({len(ranks)} stages)" if len(chosen) < len(ranks) else "")
+    yield from _tables(title, heads, rows, shares, "mean")
+
+
+def _time_parts(ranks: Sequence[RankTime], step_s: float) -> Iterator[tuple[str, Callable[[RankTime], float], str]]:
+    """Rows that add up to the step, then what runs beside compute; parts that are nowhere are left out."""
+
+    def part(label: str, of: Callable[[RankTime], float]) -> Iterator[tuple[str, Callable[[RankTime], float], str]]:
+        if any(of(rank) > 0 for rank in ranks):
+            yield label, of, ""
+
+    for kind in dict.fromkeys(kind for rank in ranks for kind in rank.compute_s):
+        yield from part(_KINDS.get(kind, kind), _entry("compute_s", kind))
+    yield from part("slowed by collectives", lambda r: r.interference_s)
+    yield from part("optimizer", lambda r: r.optimizer_s)
+    for stream in _ordered({stream for rank in ranks for stream in rank.exposed_s}):
+        label = f"waits: {_STREAMS.get(stream, stream)}"
+        yield from part(label, _entry("exposed_s", stream))
+    yield from part("waits: host", lambda r: r.host_wait_s)
+    yield from part("bubble", lambda r: r.bubble_s)
+    yield "step", lambda _: step_s, "bold"
+    for stream in _ordered({stream for rank in ranks for stream in rank.hidden_s}):
+        label = f"hidden: {_STREAMS.get(stream, stream)}"
+        for name, of, _ in part(label, _entry("hidden_s", stream)):
+            yield name, of, "dim"
+
+
+def _entry(field: str, key: str) -> Callable[[Any], float]:
+    """Reads ``key`` of the mapping ``field``, 0 where it is not there."""
+    return lambda of: float(getattr(of, field).get(key, 0.0))
+
+
+def _ordered(streams: set[str]) -> list[str]:
+    return sorted(streams, key=lambda stream: (list(_STREAMS).index(stream) if stream in _STREAMS else 99, stream))
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+def _memory(result: Result, all_stages: bool) -> Iterator[RenderableType]:
+    prints, capacity = result.footprints, result.job.cluster.device.memory_bytes
+    size, unit = _scale(capacity, ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")))
+    fullest = _index_of_most(prints, lambda f: f.peak_bytes)
+    chosen = _choose(len(prints), fullest, all_stages)
+
+    def row(label: str, of: Callable[[Footprint], float], style: str) -> Row:
+        return label, [of(prints[i]) / size for i in chosen], style
+
+    rows = [
+        row(category, _entry("by_category", category), "")
+        for category in _CATEGORIES
+        if any(f.by_category.get(category) for f in prints)
+    ]
+    rows.append(row("peak", lambda f: f.peak_bytes, "bold"))
+    over = any(f.peak_bytes > capacity for f in prints)
+    rows.append(row("free", lambda f: capacity - f.peak_bytes, "red" if over else "dim"))
+    title = f"memory at its peak, {unit} of {capacity / size:,.1f}"
+    yield from _tables(title, _heads([f.stage for f in prints], chosen, "fullest"), rows, (), "")
+
+
+# ---- communication --------------------------------------------------------------------------------------------------
+
+
+def _communication(result: Result) -> Iterator[RenderableType]:
+    carried = result.communication_bytes
+    if not carried:
+        return
+    table = _table("communication of a GPU in a step", "group", ["bytes"])
+    for stream in sorted(carried, key=lambda stream: -carried[stream]):
+        base, _, direction = stream.partition("_")
+        name = f"{_STREAMS.get(base, base)}{f', {direction}' if direction else ''}"
+        table.add_row(name, format_bytes(carried[stream]))
+    yield from (table, Text())
+
+
+def _links(result: Result) -> Iterator[RenderableType]:
+    links = [link for link in result.to_dict()["links"] if link["bytes"]]
+    if not links:
+        return
+    more = f" ({_LINKS} of {len(links)} that simulated GPUs use)" if len(links) > _LINKS else ""
+    table = _table(f"busiest links{more}", "link", ["bytes", "GB/s", "mean use"])
+    for link in links[:_LINKS]:
+        used = f"{link['utilisation']:.1%}"
+        table.add_row(_direction(link["link"]), format_bytes(link["bytes"]), f"{link['capacity_gb_per_s']:,.3g}", used)
+    yield from (table, Text())
+
+
+def _direction(link: str) -> str:
+    """A link's name with its direction in words."""
+    return {">": f"{link[:-1]} out", "<": f"{link[:-1]} in"}.get(link[-1:], link)
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------
+
+
+def _tables(
+    title: str, heads: Sequence[str], rows: Sequence[Row], shares: Sequence[float], last: str
+) -> Iterator[RenderableType]:
+    """One table, or several where the columns are too many to stand side by side; ``last`` heads the mean."""
+    for first in range(0, len(heads), _COLUMNS):
+        block = heads[first : first + _COLUMNS]
+        table = _table(title, "", [*block, *([last, "share"] if last else [])])
+        for number, (label, values, style) in enumerate(rows):
+            cells = [_number(value) for value in values[first : first + len(block)]]
+            if last:
+                cells += [_number(values[-1]), f"{shares[number]:.1%}"]
+            table.add_row(label, *cells, style=style)
+        yield from (table, Text())
+
+
+def _table(title: str, first: str, columns: Sequence[str]) -> Table:
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False
+    )
+    table.add_column(first, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _number(value: float) -> str:
+    """A value in the unit of its table: aligned decimals, and no digits where there is nothing."""
+    return f"{value:,.3f}" if abs(value) >= 5e-4 else ("–" if value == 0 else "~0")
+
+
+def _heads(stages: Sequence[int], chosen: Sequence[int], most: str) -> list[str]:
+    """Headings of the chosen stages; where some are left out, they say why these stand here."""
+    if len(chosen) == len(stages):
+        return [f"stage {stages[i]}" for i in chosen]
+    reasons = {0: "first", len(stages) - 1: "last"}
+    return [f"stage {stages[i]}\n{reasons.get(i, most)}" for i in chosen]
+
+
+def _choose(count: int, most: int, all_stages: bool) -> list[int]:
+    if all_stages or count <= _FEW_STAGES:
+        return list(range(count))
+    return sorted({0, most, count - 1})
+
+
+def _index_of_most(values: Sequence[T], key: Callable[[T], float]) -> int:
+    return max(range(len(values)), key=lambda i: key(values[i]))
+
+
+def _scale(value: float, steps: Sequence[tuple[float, str]]) -> tuple[float, str]:
+    return next((step for step in steps if value >= step[0]), steps[-1])
