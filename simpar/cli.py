@@ -45,15 +45,15 @@ _JOB, _DEGREES, _BATCH, _KERNELS, _OUTPUT = (
 )
 
 _EPILOG = """\
-A job file is YAML with the sections [bold]model[/], [bold]cluster[/] and [bold]plan[/]:
+A job file is YAML with three sections, of which [bold]plan[/] may be left out:
 
-[cyan]model: llama3-70b[/] – or the path of a config.json (relative to the file), mlp:784-500-10, a mapping of fields,
-or {base: llama3-70b, layers: 40}
+[cyan]model: llama3-70b[/] or configs/config.json (relative to the file), mlp:784-500-10, a mapping of fields, \
+{base: llama3-70b, layers: 40}
 
-[cyan]cluster: h100-sxm:64x8[/] – device:nodesxGPUs, with @fabric behind it if wanted; or a mapping with device, nodes,
-gpus_per_node, node_link, fabric; or {base: h100-sxm:64x8, fabric: {nic_gbps: 800}}
+[cyan]cluster: h100-sxm:64x8[/] or h100-sxm:64x8@fabric, a preset, a mapping of device, nodes, gpus_per_node, \
+node_link, fabric, {base: h100-sxm:64x8, fabric: {nic_gbps: 800}}
 
-[cyan]plan: {tp: 8, pp: 4, micro_batch: 1, global_batch: 512, seq_len: 8192}[/] – every field: simpar schema
+[cyan]plan: {tp: 8, pp: 4, micro_batch: 1, global_batch: 512, seq_len: 8192}[/]; "simpar schema" has every field
 
 Flags override the file, --set overrides both. Exit code 1: the job does not fit; 2: a mistake in the job.
 """
@@ -73,20 +73,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = app(args=words, prog_name="simpar", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else DONE
-    except DoesNotFitError as error:
-        return _fail(f"does not fit: {error}", DOES_NOT_FIT)
-    except SimparError as error:
-        return _fail(str(error), MISTAKE)
-    except _UsageError as error:
-        return _fail(f"simpar: {error.format_message()}", MISTAKE)  # type: ignore[attr-defined]
-    except (OverflowError, MemoryError):
-        return _fail("simpar: the numbers of this job are too large to be simulated; check its sizes", MISTAKE)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
         # The reader (head, a pager) has seen enough; what is still buffered must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
+    except (SimparError, _UsageError, OverflowError, MemoryError) as error:
+        return _fail(_message(error), DOES_NOT_FIT if isinstance(error, DoesNotFitError) else MISTAKE)
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, DoesNotFitError):
+        return f"does not fit: {error}"
+    if isinstance(error, _UsageError):
+        return f"simpar: {error.format_message()}"  # type: ignore[attr-defined]
+    if isinstance(error, SimparError):
+        return str(error)
+    return "simpar: the numbers of this job are too large to be simulated; check its sizes"
 
 
 def _fail(message: str, code: int) -> int:
@@ -138,9 +142,9 @@ def _option(*names: str, panel: str, text: str, metavar: str | None = None) -> A
 
 
 @app.command(epilog=_EPILOG)
-def simulate(
+def simulate(  # noqa: PLR0917 - Typer reads its flags from the signature
     job: Annotated[
-        Path | None, typer.Argument(metavar="[JOB.yaml]", help="Job file; flags override it.", show_default=False)
+        Path | None, typer.Argument(metavar="JOB.yaml", help="Job file; flags override it.", show_default=False)
     ] = None,
     model: Annotated[
         str | None, _option("--model", "-m", panel=_JOB, text="Preset, config.json or mlp:784-500-10.")

@@ -1,4 +1,4 @@
-"""The form of every description (model, device, cluster, plan, job): frozen, keyword-only, checked once, varied by copy."""
+"""The form of every description (model, cluster, plan, job): frozen, keyword-only, checked once, varied by copy."""
 
 from typing import Any, Self
 

@@ -20,9 +20,7 @@ def list_models() -> Group:
     return Group(
         _table("models", ("name", "parameters", "layers", "hidden", "heads", "kv", "ffn", "vocab"), rows),
         Text(),
-        Text(
-            "Also: the path of a Hugging Face config.json, mlp:784-500-10, or in a job file the fields of a Transformer."
-        ),
+        Text("Also: the path of a Hugging Face config.json, mlp:784-500-10, or (in a job file) Transformer fields."),
     )
 
 
@@ -66,14 +64,12 @@ def _device_row(name: str) -> tuple[str, ...]:
     )
 
 
-def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *, texts: Sequence[int] = ()) -> Table:
-    """A table whose first column and ``texts`` are words and whose other columns are numbers."""
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False
-    )
+def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *, texts: Sequence[int] = ()) -> Group:
+    """A table whose first column and ``texts`` are words and whose other columns are numbers, below its title."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for number, head in enumerate(heads):
         words = number == 0 or number in texts
         table.add_column(head, justify="left" if words else "right", no_wrap=number not in texts)
     for row in rows:
         table.add_row(*row)
-    return table
+    return Group(Text(title, style="bold"), table)

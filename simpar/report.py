@@ -97,8 +97,9 @@ def _figures(result: Result) -> Table:
 def _times(result: Result, all_stages: bool) -> Iterator[RenderableType]:
     ranks = result.ranks
     size, unit = _scale(result.step_time_s, ((1.0, "s"), (MS, "ms"), (US, "µs")))
-    chosen = _choose(len(ranks), _index_of_most(ranks, lambda r: result.step_time_s - r.bubble_s), all_stages)
-    heads = _heads([rank.stage for rank in ranks], chosen, "slowest")
+    slowest = _index_of_most(ranks, lambda rank: -rank.bubble_s)
+    chosen = _choose(len(ranks), slowest, all_stages)
+    heads = _heads([rank.stage for rank in ranks], chosen, slowest, "slowest")
     total = sum(rank.replicas for rank in ranks)
 
     def mean(value: Callable[[RankTime], float]) -> float:
@@ -166,7 +167,7 @@ def _memory(result: Result, all_stages: bool) -> Iterator[RenderableType]:
     over = any(f.peak_bytes > capacity for f in prints)
     rows.append(row("free", lambda f: capacity - f.peak_bytes, "red" if over else "dim"))
     title = f"memory at its peak, {unit} of {capacity / size:,.1f}"
-    yield from _tables(title, _heads([f.stage for f in prints], chosen, "fullest"), rows, (), "")
+    yield from _tables(title, _heads([f.stage for f in prints], chosen, fullest, "fullest"), rows, (), "")
 
 
 # ---- communication --------------------------------------------------------------------------------------------------
@@ -176,24 +177,24 @@ def _communication(result: Result) -> Iterator[RenderableType]:
     carried = result.communication_bytes
     if not carried:
         return
-    table = _table("communication of a GPU in a step", "group", ["bytes"])
+    table = _table("group", ["bytes"])
     for stream in sorted(carried, key=lambda stream: -carried[stream]):
         base, _, direction = stream.partition("_")
         name = f"{_STREAMS.get(base, base)}{f', {direction}' if direction else ''}"
         table.add_row(name, format_bytes(carried[stream]))
-    yield from (table, Text())
+    yield _titled("what a GPU communicates in a step", table)
 
 
 def _links(result: Result) -> Iterator[RenderableType]:
     links = [link for link in result.to_dict()["links"] if link["bytes"]]
     if not links:
         return
-    more = f" ({_LINKS} of {len(links)} that simulated GPUs use)" if len(links) > _LINKS else ""
-    table = _table(f"busiest links{more}", "link", ["bytes", "GB/s", "mean use"])
+    more = f" ({_LINKS} of {len(links)})" if len(links) > _LINKS else ""
+    table = _table("link", ["bytes", "GB/s", "mean use"])
     for link in links[:_LINKS]:
         used = f"{link['utilisation']:.1%}"
         table.add_row(_direction(link["link"]), format_bytes(link["bytes"]), f"{link['capacity_gb_per_s']:,.3g}", used)
-    yield from (table, Text())
+    yield _titled(f"busiest links{more}", table)
 
 
 def _direction(link: str) -> str:
@@ -210,23 +211,26 @@ def _tables(
     """One table, or several where the columns are too many to stand side by side; ``last`` heads the mean."""
     for first in range(0, len(heads), _COLUMNS):
         block = heads[first : first + _COLUMNS]
-        table = _table(title, "", [*block, *([last, "share"] if last else [])])
+        table = _table("", [*block, *([last, "share"] if last else [])])
         for number, (label, values, style) in enumerate(rows):
             cells = [_number(value) for value in values[first : first + len(block)]]
             if last:
                 cells += [_number(values[-1]), f"{shares[number]:.1%}"]
             table.add_row(label, *cells, style=style)
-        yield from (table, Text())
+        yield _titled(title, table)
 
 
-def _table(title: str, first: str, columns: Sequence[str]) -> Table:
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False
-    )
+def _table(first: str, columns: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column(first, no_wrap=True)
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     return table
+
+
+def _titled(title: str, table: Table) -> Group:
+    """A table below its title; one of Rich's own titles would wrap at the width of the table."""
+    return Group(Text(title, style="bold"), table, Text())
 
 
 def _number(value: float) -> str:
@@ -234,12 +238,12 @@ def _number(value: float) -> str:
     return f"{value:,.3f}" if abs(value) >= 5e-4 else ("–" if value == 0 else "~0")
 
 
-def _heads(stages: Sequence[int], chosen: Sequence[int], most: str) -> list[str]:
+def _heads(stages: Sequence[int], chosen: Sequence[int], top: int, most: str) -> list[str]:
     """Headings of the chosen stages; where some are left out, they say why these stand here."""
     if len(chosen) == len(stages):
         return [f"stage {stages[i]}" for i in chosen]
-    reasons = {0: "first", len(stages) - 1: "last"}
-    return [f"stage {stages[i]}\n{reasons.get(i, most)}" for i in chosen]
+    reasons = [(0, "first"), (top, most), (len(stages) - 1, "last")]
+    return [f"stage {stages[i]}\n{', '.join(reason for at, reason in reasons if at == i)}" for i in chosen]
 
 
 def _choose(count: int, most: int, all_stages: bool) -> list[int]:

@@ -10,7 +10,7 @@ from simpar.model.transformer import Transformer
 from simpar.plan.layout import Layout
 from simpar.program.footprint import Footprint
 from simpar.trace.breakdown import RankTime, breakdown, bubble_fraction
-from simpar.trace.trace import KINDS, Trace
+from simpar.trace.trace import Trace
 from simpar.units import GB, TFLOP, format_bytes, format_count, format_time
 
 if TYPE_CHECKING:
@@ -179,8 +179,9 @@ class Result:
     def subtitle(self) -> str:
         """The main figures in one line."""
         return (
-            f"step {format_time(self.step_time_s)} · {format_count(self.tokens_per_s)} {self.unit}/s · MFU {self.mfu:.1%} · "
-            f"bubble {self.bubble_fraction:.1%} · peak memory {format_bytes(self.peak_memory_bytes)}"
+            f"step {format_time(self.step_time_s)} · {format_count(self.tokens_per_s)} {self.unit}/s · "
+            f"MFU {self.mfu:.1%} · bubble {self.bubble_fraction:.1%} · "
+            f"peak memory {format_bytes(self.peak_memory_bytes)}"
         )
 
     @property

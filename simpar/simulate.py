@@ -55,7 +55,7 @@ def simulate(job: Job | dict[str, Any], *, allow_oom: bool = False, fold: bool =
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Pauses Python's cycle collector: a step makes many objects that all live on, and rescanning them doubles its cost."""
+    """Pauses Python's cycle collector: the objects of a step all live on, and rescanning them doubles its cost."""
     if not gc.isenabled():
         yield
         return
@@ -90,7 +90,11 @@ def _what_fits(job: Job) -> str:
         except (PlanError, ValueError):
             continue  # this change breaks another rule
         if peak <= job.cluster.device.memory_bytes:
-            shown = " ".join(f"{name}={value}" for name, value in change.items() if value is not None)
+            shown = " ".join(
+                f"{name}={value}" if value is not None else f"without {name}"
+                for name, value in change.items()
+                if value is not None or getattr(job.plan, name) is not None
+            )
             fitting.append(f"{shown} ({format_bytes(peak)})")
         if len(fitting) == 3:
             break
@@ -101,6 +105,8 @@ def _what_fits(job: Job) -> str:
 
 def _relief(plan: Plan) -> Iterator[dict[str, Any]]:
     """Changes that save memory, roughly by what they cost in time."""
+    if plan.dp_shard is not None:
+        yield {"dp_shard": None}
     if plan.zero < 1:
         yield {"zero": 1}
     if plan.recompute == "none":
@@ -139,14 +145,20 @@ def _warnings(job: Job, layout: Layout, program: Program, memory: tuple[Footprin
     plan, cluster, device = layout.plan, job.cluster, job.cluster.device
     peak = max(f.peak_bytes for f in memory)
     if peak > device.memory_bytes:
-        yield f"does not fit: needs {format_bytes(peak)} of {format_bytes(device.memory_bytes)}; the step time is hypothetical"
+        yield (
+            f"does not fit: needs {format_bytes(peak)} of {format_bytes(device.memory_bytes)}; "
+            "the step time is hypothetical"
+        )
     elif peak > _NEARLY_FULL * device.memory_bytes:
         yield (
             f"memory is {peak / device.memory_bytes:.0%} full; allocators fragment above {_NEARLY_FULL:.0%}, "
             "so it may run out of memory or slow down"
         )
     if plan.tp > cluster.gpus_per_node:
-        yield f"tp {plan.tp} spans nodes of {cluster.gpus_per_node} GPUs; its collectives go over the network every layer"
+        yield (
+            f"tp {plan.tp} spans nodes of {cluster.gpus_per_node} GPUs; "
+            "its collectives go over the network in every layer"
+        )
     waiting = _longest_host_wait_s(trace)
     if trace.step_ns and waiting > _LAUNCH_BOUND * trace.step_s:
         yield (

@@ -16,6 +16,7 @@ from simpar.trace.trace import (
     Lane,
     LinkUse,
     MemoryEvents,
+    Spans,
     Trace,
     spans_from_columns,
 )

@@ -156,9 +156,7 @@ class _Simulation:
             if type(instruction) is Run:
                 price = self._price(instruction.operation)
                 label, transient = self._label(instruction), instruction.transient_bytes
-                compute.append(
-                    RunStep(label, issue, price.gpu_ns, price.host_ns, price.flop, price, transient, NONE)
-                )
+                compute.append(RunStep(label, issue, price.gpu_ns, price.host_ns, price.flop, price, transient, NONE))
                 issue += price.issue_ns
             elif type(instruction) is Record:
                 streams[instruction.stream].append(RecordStep(events.setdefault(instruction.event, len(events))))
@@ -248,7 +246,7 @@ class _Simulation:
         return found
 
     def _price_block(self, block: Block) -> BlockPrice:
-        """The (max,+) map of a block, found by running it alone in both regimes: issued long ago, and stream long free."""
+        """The (max,+) map of a block: it runs alone in both regimes, issued long ago and stream long free."""
         found = self._blocks.get(id(block))
         if found is not None:
             return found

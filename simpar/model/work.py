@@ -1,4 +1,4 @@
-"""What a GPU is asked to do, apart from how long it takes: kernels as values, and their FLOP and bytes as additive work.
+"""What a GPU is asked to do, apart from how long it takes: kernels as values, their FLOP and bytes as additive work.
 
 A kernel here is a shape, not a time; :mod:`simpar.cost.kernel` prices it once a device is chosen.
 FLOP counts one multiply-add as two, as ``torch.utils.flop_counter`` does.
@@ -75,7 +75,7 @@ class Attention:
 
     @property
     def work(self) -> Work:
-        """4·b·h·s_q·s_kv·d FLOP (half of it when causal); 2.5 times as much backward (FlashAttention-2, section 4.1)."""
+        """4·b·h·s_q·s_kv·d FLOP (half when causal); 2.5 times as much backward (FlashAttention-2, section 4.1)."""
         if self.window is not None and self.window < self.seq_kv:
             # the first queries of a sequence see fewer keys than the window holds
             missing = self.window**2 / 2 if self.causal and self.seq_q == self.seq_kv else 0.0

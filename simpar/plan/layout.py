@@ -62,9 +62,9 @@ def lay_out(plan: Plan, model: Model, cluster: Cluster) -> Layout:
     dp = _data_parallel(plan, cluster)
     shard = _shard(plan, dp)
     if isinstance(model, Transformer):
-        _check_transformer(plan, model, cluster)
+        _check_transformer(plan, model)
         seq_len = plan.seq_len or min(model.max_positions or _DEFAULT_SEQ_LEN, _DEFAULT_SEQ_LEN)
-        _check_sequence(plan, model, seq_len)
+        _check_sequence(plan, seq_len)
     else:
         _check_module(plan, model)
         seq_len = 1
@@ -107,7 +107,7 @@ def _data_parallel(plan: Plan, cluster: Cluster) -> int:
     local = cluster.gpus_per_node
     if local % plan.tp and plan.tp % local:
         raise PlanError(
-            f"tp {plan.tp} neither divides nor is a multiple of the {local} GPUs of a node, so some of its groups would "
+            f"tp {plan.tp} neither divides nor is a multiple of the {local} GPUs of a node, so some groups would "
             f"straddle nodes; set tp to a divisor of {local}"
         )
     return dp
@@ -137,7 +137,7 @@ def _batch(plan: Plan, dp: int) -> tuple[int, int]:
     return plan.global_batch, microbatches
 
 
-def _check_transformer(plan: Plan, model: Transformer, cluster: Cluster) -> None:
+def _check_transformer(plan: Plan, model: Transformer) -> None:
     tp = plan.tp
     for what, count in (("heads", model.heads), ("ffn_hidden", model.ffn_hidden)):
         if count % tp:
@@ -165,7 +165,7 @@ def _check_transformer(plan: Plan, model: Transformer, cluster: Cluster) -> None
         )
 
 
-def _check_sequence(plan: Plan, model: Transformer, seq_len: int) -> None:
+def _check_sequence(plan: Plan, seq_len: int) -> None:
     if plan.sequence_parallel and seq_len % plan.tp:
         raise PlanError(
             f"sequence_parallel splits seq_len {seq_len} over tp {plan.tp}, which does not divide it; "

@@ -24,7 +24,8 @@ class Overlap(Description):
         param_gather: gather updated parameters during the next forward pass (Megatron ``--overlap-param-gather``),
             and prefetch the next layer's parameters with ZeRO-3 / FSDP; otherwise each gather is waited for.
         tp: ``bulk`` hides backward tensor-parallel collectives behind the weight-gradient GEMM (Megatron's default);
-            ``pipelined`` also splits each GEMM to hide its own collective (userbuffers, async TP); ``none`` hides nothing.
+            ``pipelined`` also splits each GEMM to hide its own collective (userbuffers, async TP); ``none`` hides
+            nothing.
         p2p: go on computing while a message to the next stage is under way; otherwise a stage waits for the end of its
             own sends (Megatron-LM of 2021-22 synchronised after every exchange).
     """
@@ -104,13 +105,14 @@ class Plan(Description):
     def _check_combinations(self) -> Self:
         if self.vpp > 1 and self.schedule != "interleaved":
             raise ValueError(
-                f"vpp {self.vpp} needs the interleaved schedule, not '{self.schedule}'; set schedule=interleaved or vpp=1"
+                f"vpp {self.vpp} needs schedule 'interleaved', not '{self.schedule}'; set schedule=interleaved or vpp=1"
             )
         if self.schedule == "interleaved" and self.pp == 1:
             raise ValueError("schedule 'interleaved' needs pp of at least 2, not 1; set schedule=1f1b or raise pp")
         if self.recompute_layers is not None and self.recompute != "full":
             raise ValueError(
-                f"recompute_layers {self.recompute_layers} needs recompute 'full', not '{self.recompute}'; set recompute=full"
+                f"recompute_layers {self.recompute_layers} needs recompute 'full', not '{self.recompute}'; "
+                "set recompute=full"
             )
         if self.stage_sync == "condition_variable" and self.stage_buffer is not None:
             raise ValueError(

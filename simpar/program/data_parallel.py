@@ -22,7 +22,8 @@ STREAM = "dp"
 class Runner(Protocol):
     """Runs units ``first`` to ``last`` (exclusive) of the present chunk; ``beside`` if dp traffic may run meanwhile."""
 
-    def __call__(self, first: int, last: int, *, beside: bool) -> None: ...
+    def __call__(self, first: int, last: int, *, beside: bool) -> None:
+        """Adds the run."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Groups:
         return self._group(self.replica % shard, self.layout.dp // shard, shard, copies=shard)
 
     def _group(self, first: int, count: int, step: int, *, copies: int) -> Group:
-        """``count`` replicas from ``first`` on; ``copies`` such groups share the stage (times tensor-parallel ranks)."""
+        """``count`` replicas from ``first`` on; the stage has ``copies`` such groups per tensor-parallel rank."""
         tp = self.layout.plan.tp
         start = self.layout.rank(self.stage, first, self.tp_rank)
         ranks = range(start, start + count * step * tp, step * tp)
@@ -112,7 +113,7 @@ class Replicated:
         self._each_microbatch = plan.zero == 2 and layout.dp > 1
 
     def begin_step(self) -> None:
-        """Starts to gather the last step's updated parameters, in the order in which the first microbatch needs them."""
+        """Starts to gather the last step's updated parameters, in the order in which they will be needed."""
         if not self._gathers_ahead:
             return
         for chunk, placed in enumerate(self._chunks):

@@ -1,7 +1,7 @@
 """Folding: which replicas behave exactly alike, so that one of them can stand for all.
 
 Data-parallel replicas run the same program on the same devices. They differ only if their messages take different
-ways: where leaf switches are oversubscribed, a replica whose stages share a leaf is faster than one whose stages do not.
+ways: under oversubscribed leaf switches, a replica whose stages share a leaf is faster than one whose stages do not.
 On a custom graph every rank may differ, so nothing is folded.
 """
 

@@ -135,7 +135,7 @@ class TransformerParts:
             body.join(event)
 
     def _column_backward(self, body: Body, name: str, width: int) -> None:
-        """dgrad and wgrad; the input is gathered beside dgrad, its gradient reduced beside wgrad."""
+        """Input and weight gradient (dgrad, wgrad); gathers the input beside the one, reduces beside the other."""
         plan, hidden = self.layout.plan, self.model.hidden
         overlap = plan.overlap.tp != "none"
         gathered = None

@@ -26,7 +26,7 @@ class Writer:
         self.add(Wait(stream, event))
 
     def after(self, collectives: list[Collective], event: str | None = None) -> str | None:
-        """Collectives on their own stream once ``event`` (or what compute has so far) is done; the event of their end."""
+        """Collectives on their stream once ``event`` (or compute so far) is done; returns the event of their end."""
         if not collectives:
             return None
         stream = collectives[0].group.stream

@@ -7,6 +7,7 @@ records, and *kernels* (their children), which :meth:`Trace.kernels` expands on 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -164,6 +165,18 @@ class Trace:
     def kernels(self) -> Spans:
         """The children of the operations: every kernel and every collective inside a block, with ``parent`` set."""
         return self.expand() if self.expand is not None else empty_spans()
+
+    def to_perfetto(self, path: "str | Path", *, kernels: bool = False) -> None:
+        """Writes the trace for ui.perfetto.dev and chrome://tracing (gzipped if ``path`` ends in .gz)."""
+        from simpar.trace.export import to_perfetto  # noqa: PLC0415 - the record knows its readers only by name
+
+        to_perfetto(self, path, kernels=kernels)
+
+    def to_csv(self, path: "str | Path", *, kernels: bool = False) -> None:
+        """Writes the spans as a table."""
+        from simpar.trace.export import to_csv  # noqa: PLC0415
+
+        to_csv(self, path, kernels=kernels)
 
     @property
     def step_s(self) -> float:

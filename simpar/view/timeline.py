@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
 
-from simpar.trace.trace import COMPUTE_KINDS, KERNEL_KINDS, KINDS, FloatColumn, Spans, Trace
+from simpar.trace.trace import COMPUTE_KINDS, KERNEL_KINDS, KINDS, FloatColumn, Lane, Spans, Trace
 from simpar.view.hover import TimeUnit, hover_texts, pixel_text, step_text, time_unit
 from simpar.view.level_of_detail import (
     IDLE,
@@ -32,7 +32,9 @@ MAX_LABELS = 1500
 
 _FONT = "system-ui, sans-serif"
 _COMPUTE_HEIGHT, _STREAM_HEIGHT, _GROUP_GAP, _FILL = 1.0, 0.55, 0.35, 0.92  # in lane heights
-_HEADER_PX, _MEMORY_PX, _BETWEEN_PX, _FOOTER_PX, _LEFT_PX = 106, 150, 46, 56, 170
+_HEADER_PX, _MEMORY_PX, _BETWEEN_PX, _FOOTER_PX = 106, 150, 46, 56
+_SMALL_CHARACTER_PX = 5.9
+_STREAM_ORDER = ("compute", "tp", "cp", "ep", "pp", "dp")
 _OUTLINED_FROM_PX, _LABEL_PX, _DIGIT_PX = 5.0, 9.0, 2.5
 
 
@@ -127,12 +129,12 @@ def write_timeline(figure: go.Figure, path: str | Path) -> None:
 
 
 def _rows(trace: Trace, spans: Spans) -> _Rows:
-    """Places for the lanes that have spans: by stage, then by rank, compute first."""
+    """Places for the lanes that have spans: by stage, by rank, then compute before the communicators."""
     lanes = trace.lanes
     top, height = np.full(len(lanes), np.nan), np.full(len(lanes), np.nan)
     used = sorted(
         np.unique(spans.lane).tolist(),
-        key=lambda i: (lanes[i].stage, lanes[i].rank, lanes[i].stream != "compute", i),
+        key=lambda i: (lanes[i].stage, lanes[i].rank, _stream_place(lanes[i].stream), i),
     )
     groups: list[tuple[int, float, float]] = []
     y = 0.0
@@ -145,6 +147,24 @@ def _rows(trace: Trace, spans: Spans) -> _Rows:
         y += float(height[lane])
         groups[-1] = (*groups[-1][:2], y)
     return _Rows(top=top, height=height, groups=tuple(groups), total=max(y, _COMPUTE_HEIGHT))
+
+
+def _stream_place(stream: str) -> int:
+    """Order of the lanes of a rank, by the communicator that a name such as ``pp_forward`` starts with."""
+    family = stream.partition("_")[0]
+    return _STREAM_ORDER.index(family) if family in _STREAM_ORDER else len(_STREAM_ORDER)
+
+
+def _who(lane: Lane) -> str:
+    return f"GPU {lane.rank}" + (f" ×{lane.replicas:,} equal" if lane.replicas > 1 else "")
+
+
+def _left_px(drawing: _Drawing) -> int:
+    """Room for the longest GPU label and the longest stream name beside each other."""
+    lanes = [lane for lane, top in zip(drawing.trace.lanes, drawing.rows.top, strict=True) if np.isfinite(top)]
+    who = max((len(_who(lane)) for lane in lanes), default=0)
+    stream = max((len(lane.stream) for lane in lanes), default=0)
+    return round(36 + _SMALL_CHARACTER_PX * (max(who, len("stage 00")) + stream))
 
 
 def _add_bars(figure: go.Figure, drawing: _Drawing) -> None:
@@ -234,7 +254,7 @@ def _lay_out(figure: go.Figure, drawing: _Drawing, has_memory: bool) -> None:
         hovermode="closest",
         hoverlabel={"align": "left", "namelength": -1, "font": {"family": _FONT, "size": 12}},
         height=round(plot_px + _HEADER_PX + _FOOTER_PX),
-        margin={"l": _LEFT_PX, "r": 28, "t": _HEADER_PX, "b": _FOOTER_PX, "pad": 4},
+        margin={"l": _left_px(drawing), "r": 28, "t": _HEADER_PX, "b": _FOOTER_PX, "pad": 4},
         legend={**_legend(1.0, 12, colours.text), "itemsizing": "constant"},
         xaxis={
             "title": {"text": f"time ({unit.name})", "standoff": 8},
@@ -251,7 +271,7 @@ def _lay_out(figure: go.Figure, drawing: _Drawing, has_memory: bool) -> None:
             "domain": [below_px / plot_px, 1.0],
             "range": [rows.total + 0.05, -0.05],
             "tickvals": [float(rows.top[lane] + rows.height[lane] / 2) for lane in shown],
-            "ticktext": [lanes[lane].stream for lane in shown],
+            "ticktext": [lanes[lane].stream.replace("_", " ") for lane in shown],
             "tickfont": {"size": 10, "color": colours.faint},
             "fixedrange": True,
             "showgrid": False,
@@ -279,16 +299,16 @@ def _legend(y: float, size: int, colour: str) -> dict[str, Any]:
 def _add_group_labels(figure: go.Figure, drawing: _Drawing) -> None:
     """Stage and GPU at the left of each group of lanes, and a thin line above it."""
     rows, colours = drawing.rows, drawing.colours
+    small = f"color:{colours.faint};font-size:10px"
     for index, (first, top, bottom) in enumerate(rows.groups):
         lane = drawing.trace.lanes[first]
-        who = f"GPU {lane.rank}" + (f" ×{lane.replicas:,} equal" if lane.replicas > 1 else "")
         apart = "<br>" if (bottom - top) * rows.unit_px >= 28 else "  "
         figure.add_annotation(
-            text=f'<b>stage {lane.stage}</b>{apart}<span style="color:{colours.faint};font-size:10px">{who}</span>',
+            text=f"<b>stage {lane.stage}</b>{apart}<span style='{small}'>{_who(lane)}</span>",
             x=0,
             xref="paper",
             xanchor="left",
-            xshift=14 - _LEFT_PX,
+            xshift=14 - figure.layout.margin.l,
             y=(top + bottom) / 2,
             yref="y",
             yanchor="middle",

@@ -164,16 +164,17 @@ def test_lanes_go_by_stage_compute_first_and_empty_ones_are_hidden() -> None:
     record = Recorder()
     lanes = (
         Lane(3, 1, "dp"), Lane(3, 1, "compute"),
-        Lane(0, 0, "compute", 64), Lane(0, 0, "tp", 64), Lane(0, 0, "pp", 64),
+        Lane(0, 0, "compute", 64), Lane(0, 0, "tp", 64), Lane(0, 0, "dp", 64), Lane(0, 0, "pp_forward", 64),
     )  # fmt: skip
-    for lane in (0, 1, 2, 4):
+    for lane in (0, 1, 2, 4, 5):
         record.span(lane, "forward" if lane in (1, 2) else "p2p", 0, 1000)
     figure = timeline(trace_of(record.spans(), lanes, 1000))
     assert sorted(zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True)) == [
         (0.5, "compute"),
-        (1.275, "pp"),
-        (pytest.approx(2.4), "compute"),
-        (pytest.approx(3.175), "dp"),
+        (1.275, "pp forward"),
+        (pytest.approx(1.825), "dp"),
+        (pytest.approx(2.95), "compute"),
+        (pytest.approx(3.725), "dp"),
     ]
     low, high = figure.layout.yaxis.range
     assert low > high  # stage 0 on top
