@@ -59,7 +59,7 @@ Flags override the file, --set overrides both. Exit code 1: the job does not fit
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:  # noqa: PLR0911 - one code for each way to end
     """Runs the command and returns its exit code; what users get wrong ends in a message, never in a traceback.
 
     Args:
@@ -76,21 +76,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
-        # The reader (head, a pager) has seen enough; what is still buffered must not raise again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()  # the reader (head, a pager) has seen enough
         return DONE
-    except (SimparError, _UsageError, OverflowError, MemoryError) as error:
-        return _fail(_message(error), DOES_NOT_FIT if isinstance(error, DoesNotFitError) else MISTAKE)
+    except OSError as error:
+        _drop_stdout()
+        return _fail(f"simpar: cannot write the output: {error.strerror or error}", MISTAKE)
+    except DoesNotFitError as error:
+        return _fail(str(error), DOES_NOT_FIT)
+    except SimparError as error:
+        return _fail(str(error), MISTAKE)
+    except _UsageError as error:
+        return _fail(f"simpar: {error.format_message()}", MISTAKE)  # type: ignore[attr-defined]
 
 
-def _message(error: Exception) -> str:
-    if isinstance(error, DoesNotFitError):
-        return f"does not fit: {error}"
-    if isinstance(error, _UsageError):
-        return f"simpar: {error.format_message()}"  # type: ignore[attr-defined]
-    if isinstance(error, SimparError):
-        return str(error)
-    return "simpar: the numbers of this job are too large to be simulated; check its sizes"
+def _drop_stdout() -> None:
+    """Lets nothing that is still buffered raise again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, code: int) -> int:
@@ -265,7 +266,7 @@ def simulate(  # noqa: PLR0917 - Typer reads its flags from the signature
     else:
         from simpar.report import report  # noqa: PLC0415
 
-        _show(report(result, all_stages=stages))
+        _show(report(result, all_stages=stages, width=_console().width))
     _write(result, timeline=timeline, trace=trace, csv=csv, kernels=kernels)
 
 
@@ -290,6 +291,10 @@ def _simulate(job: Path | None, flags: dict[str, Any], changes: Sequence[str], a
             return run(checked, allow_oom=allow_oom)
     except PlanError as error:
         raise draft.explain(error) from None
+    except DoesNotFitError as error:
+        raise DoesNotFitError(f"{draft.source}: {error}") from None
+    except (OverflowError, MemoryError):
+        raise JobError(f"{draft.source}: its numbers are too large to be simulated; check the sizes") from None
 
 
 def _yaml(value: Any) -> Any:

@@ -33,8 +33,8 @@ def read_model(value: Any) -> Transformer | ModuleModel:
         return _named_model(str(value))
     if isinstance(value, (Transformer, ModuleModel)):
         return value
-    shown = "nothing" if value is None or value == "" else f"a {type(value).__name__}"
-    raise ModelError(f"{shown} is no model; {_MODEL_FORMS}, or the fields of a Transformer")
+    shown = "nothing" if value is None or value == "" else repr(value)[:40]
+    raise ModelError(f"{shown} is not a model; {_MODEL_FORMS}, or the fields of a Transformer")
 
 
 _MODEL_FORMS = (

@@ -90,6 +90,11 @@ class Draft:
     file: str | None = None
     overridden: frozenset[FieldPath] = frozenset()
 
+    @property
+    def source(self) -> str:
+        """Where the job comes from, as messages call it."""
+        return self.file or COMMAND_LINE
+
     def job(self) -> Job:
         """The checked job.
 
@@ -231,8 +236,8 @@ def _beside(model: Any, folder: Path) -> Any:
     return str(path) if path.exists() or path.suffix == ".json" else model
 
 
-def _put(fields: Mapping[str, Any], where: tuple[str, ...], value: Any) -> dict[str, Any]:
-    """A copy of ``fields`` with ``value`` at ``where``.
+def _put(fields: Mapping[str, Any], where: tuple[str, ...], value: Any, above: str = "") -> dict[str, Any]:
+    """A copy of ``fields``, which lie at ``above``, with ``value`` at ``where``.
 
     A name on the way (``model: llama3-70b``, ``fabric: ndr400``) becomes ``{base: name}``, of which one field changes.
     So does a cluster's part that is not written down, since it follows from the rest of the cluster.
@@ -246,10 +251,11 @@ def _put(fields: Mapping[str, Any], where: tuple[str, ...], value: Any) -> dict[
     elif inner is None:
         inner = {}
     elif not isinstance(inner, Mapping):
-        raise JobError(f"{COMMAND_LINE}: {'.'.join(where)}: {key} is a {_kind(inner)}, which has no fields")
+        field = above + ".".join(where)
+        raise JobError(f"{COMMAND_LINE}: {field}: {above}{key} is a {_kind(inner)}, which has no fields; set it whole")
     elif key == "cluster" and len(rest) > 1 and "base" not in inner and rest[0] not in inner:
         inner = {"base": dict(inner)}
-    return {**fields, key: _put(inner, tuple(rest), value)}
+    return {**fields, key: _put(inner, tuple(rest), value, f"{above}{key}.")}
 
 
 def _kind(value: Any) -> str:

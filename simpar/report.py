@@ -16,12 +16,11 @@ from rich.text import Text
 from simpar.program.footprint import Footprint
 from simpar.result import Result
 from simpar.trace.breakdown import RankTime
-from simpar.units import GIB, KIB, MIB, MS, TFLOP, US, format_bytes, format_count, format_time
+from simpar.units import GB, GIB, KIB, MB, MIB, MS, TFLOP, US, format_bytes, format_count, format_time
 
 T = TypeVar("T")
 
-_FEW_STAGES = 6
-_COLUMNS = 6  # stages side by side in a terminal of 100 columns
+_LABEL_WIDTH, _COLUMN_WIDTH, _MOST_COLUMNS = 40, 10, 8  # the label's with those of mean and share
 _LINKS = 5
 _KINDS = {
     "gemm": "matrix products",
@@ -37,16 +36,18 @@ Row = tuple[str, list[float], str]
 """Label, a value for each column, and a Rich style."""
 
 
-def report(result: Result, *, all_stages: bool = False) -> Group:
+def report(result: Result, *, all_stages: bool = False, width: int = 100) -> Group:
     """Main figures, time per stage, communication, links, memory and warnings.
 
     Args:
         result: what to report.
-        all_stages: show every stage, also where there are many.
+        all_stages: show every stage, also where there are many; they then fill several tables.
+        width: characters of a line; it decides how many stages stand side by side.
     """
+    columns = min(max((width - _LABEL_WIDTH) // _COLUMN_WIDTH, 3), _MOST_COLUMNS)
     parts: list[RenderableType] = [Text(result.title, style="bold"), Text(_setting(result), style="dim"), Text()]
     parts += [Padding(_figures(result), (0, 2)), Text()]
-    parts += [*_times(result, all_stages), *_memory(result, all_stages)]
+    parts += [*_times(result, all_stages, columns), *_memory(result, all_stages, columns)]
     parts += [*_communication(result), *_links(result)]
     parts += [Text(f"warning: {warning}", style="yellow") for warning in result.warnings]
     return Group(*parts)
@@ -57,7 +58,8 @@ def _setting(result: Result) -> str:
     words = [f"{cluster.nodes:,} × {cluster.gpus_per_node} GPUs"]
     if layout.seq_len > 1:
         words.append(f"{layout.seq_len:,} tokens per sample")
-    batch = f"{layout.microbatches:,} microbatches × {plan.micro_batch} × dp {layout.dp}"
+    plural = "" if layout.microbatches == 1 else "es"
+    batch = f"{layout.microbatches:,} microbatch{plural} × {plan.micro_batch} × dp {layout.dp}"
     words += [f"global batch {layout.global_batch:,} = {batch}", plan.precision]
     if plan.recompute != "none":
         words.append(f"{plan.recompute} recomputation")
@@ -70,14 +72,14 @@ def _figures(result: Result) -> Table:
     grid.add_column(style="bold")
     grid.add_column(justify="right", style="bold cyan", no_wrap=True)
     grid.add_column(style="dim")
-    achieved = result.model_flop / result.step_time_s / result.job.cluster.gpus / TFLOP
+    achieved = result.model_flop / result.step_time_s / result.job.cluster.gpus
     device, unit = result.job.cluster.device, result.unit
     peak, plan = result.peak_memory_bytes / device.memory_bytes, result.job.plan
     rows = [
         ("step time", format_time(result.step_time_s), f"{format_count(result.layout.global_batch)} samples"),
         ("throughput", f"{format_count(result.tokens_per_s)} {unit}/s", f"{result.tokens_per_s_per_gpu:,.1f} a GPU"),
-        ("model FLOP", f"{achieved:,.3g} TFLOP/s", "a GPU, without recomputation"),
-        ("MFU", f"{result.mfu:.1%}", f"of {device.peak(plan.precision) / TFLOP:,.0f} TFLOP/s dense {plan.precision}"),
+        ("model FLOP", _rate(achieved), "a GPU, without recomputation"),
+        ("MFU", f"{result.mfu:.1%}", f"of {_rate(device.peak(plan.precision))} dense {plan.precision}"),
         ("HFU", f"{result.hfu:.1%}", "with recomputation"),
         ("bubble", f"{result.bubble_fraction:.1%}", "of the step, mean of all GPUs"),
         (
@@ -91,14 +93,23 @@ def _figures(result: Result) -> Table:
     return grid
 
 
+def _rate(flop_per_s: float) -> str:
+    size, prefix = _scale(flop_per_s, ((TFLOP, "T"), (GB, "G"), (MB, "M")))
+    return (
+        f"{flop_per_s / size:,.3g} {prefix}FLOP/s"
+        if flop_per_s < 1000 * size
+        else f"{flop_per_s / size:,.0f} {prefix}FLOP/s"
+    )
+
+
 # ---- time -----------------------------------------------------------------------------------------------------------
 
 
-def _times(result: Result, all_stages: bool) -> Iterator[RenderableType]:
+def _times(result: Result, all_stages: bool, columns: int) -> Iterator[RenderableType]:
     ranks = result.ranks
     size, unit = _scale(result.step_time_s, ((1.0, "s"), (MS, "ms"), (US, "µs")))
     slowest = _index_of_most(ranks, lambda rank: -rank.bubble_s)
-    chosen = _choose(len(ranks), slowest, all_stages)
+    chosen = _choose(len(ranks), slowest, len(ranks) if all_stages else columns)
     heads = _heads([rank.stage for rank in ranks], chosen, slowest, "slowest")
     total = sum(rank.replicas for rank in ranks)
 
@@ -111,7 +122,7 @@ def _times(result: Result, all_stages: bool) -> Iterator[RenderableType]:
     ]
     shares = [row[1][-1] * size / result.step_time_s for row in rows]
     title = f"where the time goes, {unit}" + (f" ({len(ranks)} stages)" if len(chosen) < len(ranks) else "")
-    yield from _tables(title, heads, rows, shares, "mean")
+    yield from _tables(title, heads, rows, columns, shares, with_mean=len(ranks) > 1)
 
 
 def _time_parts(ranks: Sequence[RankTime], step_s: float) -> Iterator[tuple[str, Callable[[RankTime], float], str]]:
@@ -126,13 +137,13 @@ def _time_parts(ranks: Sequence[RankTime], step_s: float) -> Iterator[tuple[str,
     yield from part("slowed by collectives", lambda r: r.interference_s)
     yield from part("optimizer", lambda r: r.optimizer_s)
     for stream in _ordered({stream for rank in ranks for stream in rank.exposed_s}):
-        label = f"waits: {_STREAMS.get(stream, stream)}"
+        label = f"waits for {stream}"
         yield from part(label, _entry("exposed_s", stream))
-    yield from part("waits: host", lambda r: r.host_wait_s)
+    yield from part("waits for host", lambda r: r.host_wait_s)
     yield from part("bubble", lambda r: r.bubble_s)
     yield "step", lambda _: step_s, "bold"
     for stream in _ordered({stream for rank in ranks for stream in rank.hidden_s}):
-        label = f"hidden: {_STREAMS.get(stream, stream)}"
+        label = f"hidden {stream}"
         for name, of, _ in part(label, _entry("hidden_s", stream)):
             yield name, of, "dim"
 
@@ -149,11 +160,11 @@ def _ordered(streams: set[str]) -> list[str]:
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
 
-def _memory(result: Result, all_stages: bool) -> Iterator[RenderableType]:
+def _memory(result: Result, all_stages: bool, columns: int) -> Iterator[RenderableType]:
     prints, capacity = result.footprints, result.job.cluster.device.memory_bytes
-    size, unit = _scale(capacity, ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")))
+    size, unit = _scale(result.peak_memory_bytes, ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")))
     fullest = _index_of_most(prints, lambda f: f.peak_bytes)
-    chosen = _choose(len(prints), fullest, all_stages)
+    chosen = _choose(len(prints), fullest, len(prints) if all_stages else columns)
 
     def row(label: str, of: Callable[[Footprint], float], style: str) -> Row:
         return label, [of(prints[i]) / size for i in chosen], style
@@ -166,8 +177,8 @@ def _memory(result: Result, all_stages: bool) -> Iterator[RenderableType]:
     rows.append(row("peak", lambda f: f.peak_bytes, "bold"))
     over = any(f.peak_bytes > capacity for f in prints)
     rows.append(row("free", lambda f: capacity - f.peak_bytes, "red" if over else "dim"))
-    title = f"memory at its peak, {unit} of {capacity / size:,.1f}"
-    yield from _tables(title, _heads([f.stage for f in prints], chosen, fullest, "fullest"), rows, (), "")
+    title = f"memory at its peak, {unit} (capacity {capacity / size:,.1f})"
+    yield from _tables(title, _heads([f.stage for f in prints], chosen, fullest, "fullest"), rows, columns)
 
 
 # ---- communication --------------------------------------------------------------------------------------------------
@@ -206,16 +217,27 @@ def _direction(link: str) -> str:
 
 
 def _tables(
-    title: str, heads: Sequence[str], rows: Sequence[Row], shares: Sequence[float], last: str
+    title: str,
+    heads: Sequence[str],
+    rows: Sequence[Row],
+    columns: int,
+    shares: Sequence[float] = (),
+    *,
+    with_mean: bool = False,
 ) -> Iterator[RenderableType]:
-    """One table, or several where the columns are too many to stand side by side; ``last`` heads the mean."""
-    for first in range(0, len(heads), _COLUMNS):
-        block = heads[first : first + _COLUMNS]
-        table = _table("", [*block, *([last, "share"] if last else [])])
+    """One table, or several where the columns are too many to stand side by side.
+
+    ``with_mean`` says that the last value of each row is a mean, which every table repeats.
+    """
+    for first in range(0, len(heads), columns):
+        block = heads[first : first + columns]
+        table = _table("stage", [*block, *(["mean"] if with_mean else []), *(["share"] if shares else [])])
         for number, (label, values, style) in enumerate(rows):
             cells = [_number(value) for value in values[first : first + len(block)]]
-            if last:
-                cells += [_number(values[-1]), f"{shares[number]:.1%}"]
+            if with_mean:
+                cells.append(_number(values[-1]))
+            if shares:
+                cells.append(f"{shares[number]:.1%}")
             table.add_row(label, *cells, style=style)
         yield _titled(title, table)
 
@@ -240,14 +262,16 @@ def _number(value: float) -> str:
 
 def _heads(stages: Sequence[int], chosen: Sequence[int], top: int, most: str) -> list[str]:
     """Headings of the chosen stages; where some are left out, they say why these stand here."""
+    if len(stages) == 1:
+        return ["all"]
     if len(chosen) == len(stages):
-        return [f"stage {stages[i]}" for i in chosen]
+        return [str(stages[i]) for i in chosen]
     reasons = [(0, "first"), (top, most), (len(stages) - 1, "last")]
-    return [f"stage {stages[i]}\n{', '.join(reason for at, reason in reasons if at == i)}" for i in chosen]
+    return [f"{stages[i]}\n{', '.join(reason for at, reason in reasons if at == i)}" for i in chosen]
 
 
-def _choose(count: int, most: int, all_stages: bool) -> list[int]:
-    if all_stages or count <= _FEW_STAGES:
+def _choose(count: int, most: int, room: int) -> list[int]:
+    if count <= room:
         return list(range(count))
     return sorted({0, most, count - 1})
 

@@ -1,13 +1,14 @@
 """From a job to its result: lay out, lower, check memory, run."""
 
 import gc
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from simpar.cost.kernel import extrapolated
+from simpar.cost.kernel import extrapolated, kernel_s
 from simpar.engine.simulate import execute
 from simpar.errors import DoesNotFitError, PlanError
 from simpar.job import Job
@@ -23,6 +24,7 @@ from simpar.units import format_bytes
 
 _NEARLY_FULL = 0.9
 _LAUNCH_BOUND = 0.05
+_NOTABLE = 0.02  # share of compute time below which extrapolated kernels do not matter
 
 
 def simulate(job: Job | dict[str, Any], *, allow_oom: bool = False, fold: bool = True) -> Result:
@@ -177,21 +179,31 @@ def _longest_host_wait_s(trace: Trace) -> float:
 
 
 def _extrapolations(job: Job, program: Program) -> Iterator[str]:
-    """Kernels outside what was measured, by reason."""
-    reasons: dict[str, set[str]] = {}
-    seen: set[int] = set()
-    for rank in program.ranks:
-        for instruction in rank.instructions:
-            if isinstance(instruction, Run):
-                for block in instruction.operation.blocks:
-                    if id(block) in seen:
-                        continue
-                    seen.add(id(block))
-                    for launch in block.body:
-                        if isinstance(launch, Launch):
-                            reason = extrapolated(launch.kernel, job.cluster.device)
-                            if reason:
-                                reasons.setdefault(reason, set()).add(launch.name)
+    """Kernels outside what was measured, by reason, where they make up a share of compute that matters."""
+    device = job.cluster.device
+    runs = Counter(
+        block
+        for rank in program.ranks
+        for instruction in rank.instructions
+        if isinstance(instruction, Run)
+        for block in instruction.operation.blocks
+    )
+    time_s: defaultdict[Launch, float] = defaultdict(float)
+    for block, count in runs.items():
+        for launch in block.body:
+            if isinstance(launch, Launch):
+                time_s[launch] += kernel_s(launch.kernel, device) * count
+    total = sum(time_s.values())
+    if device.fit_from is not None:
+        yield f"{device.name} was not measured: its kernels are assumed to do as well as those of {device.fit_from}"
+        return
+    reasons: dict[str, defaultdict[str, float]] = {}
+    for launch, spent in time_s.items():
+        reason = extrapolated(launch.kernel, device)
+        if reason:
+            reasons.setdefault(reason, defaultdict(float))[launch.name] += spent
     for reason, names in reasons.items():
-        shown = ", ".join(sorted(names)[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-        yield f"extrapolated ({reason}): {shown}"
+        share = sum(names.values()) / total
+        if share > _NOTABLE:
+            shown = ", ".join(sorted(names, key=lambda name: -names[name])[:4])
+            yield f"{share:.0%} of compute time is extrapolated ({reason}): {shown}"

@@ -114,10 +114,13 @@ class Expansion:
         parents = self._rows[mine]
         start, lane = self._spans.start_ns[parents][:, None], self._spans.lane[parents]
         stretch = (self._gpu[mine] / max(self._nominal(mine), 1))[:, None]
-        begin = np.maximum(free[:, None] + block.gpu_start_ns, issued[:, None] + block.host_start_ns)
+        begin = np.maximum(free[:, None] + block.gpu_start_ns, issued[:, None] + block.host_start_ns) - start
+        # edges are rounded, not lengths, so that neighbours never overlap
+        stretched_begin = np.rint(begin * stretch).astype(np.int64)
+        stretched_end = np.rint((begin + block.duration_ns) * stretch).astype(np.int64)
         columns = {
-            "start_ns": start + np.rint((begin - start) * stretch).astype(np.int64),
-            "duration_ns": np.rint(block.duration_ns * stretch).astype(np.int64),
+            "start_ns": start + stretched_begin,
+            "duration_ns": stretched_end - stretched_begin,
             "lane": np.where(block.on_tp, self._tp_lane[lane][:, None], lane[:, None]),
             "kind": block.kind,
             "name": block.name,

@@ -6,7 +6,7 @@ it takes exactly the time that the cost function says. Rates are recomputed only
 with a change.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import ceil
 
 import simpy
@@ -172,23 +172,48 @@ class Network:
         return list(found)
 
     def _share(self, flows: list[Flow]) -> None:
-        """Progressive filling: a link's bytes/s are shared equally among its flows, each capped at full speed."""
+        """Max-min fair rates: a link's bytes/s are shared equally, and what a flow cannot use goes to the others."""
         free = {link: link.capacity for flow in flows for link, _, _ in flow.loads}
         waiting = dict.fromkeys(flows)
         while waiting:
-            users: dict[Link, int] = {}
-            for flow in waiting:
-                for link, _, count in flow.loads:
-                    users[link] = users.get(link, 0) + count
-            best, rate = None, float("inf")
-            for flow in waiting:
-                shares = (free[x] / users[x] * count / demand for x, demand, count in flow.loads if demand > 0)
-                capped = min(min(shares, default=flow.limit), flow.limit)
-                if capped < rate:
-                    best, rate = flow, capped
-            assert best is not None
-            for link, demand, _ in best.loads:
-                free[link] = max(free[link] - rate * demand, 0.0)
-            del waiting[best]
-            if rate != best.rate:
-                self._set_rate(best, max(rate, 1e-12))
+            for flow, rate in _settled(waiting, free):
+                for link, demand, _ in flow.loads:
+                    free[link] = max(free[link] - rate * demand, 0.0)
+                del waiting[flow]
+                if rate != flow.rate:
+                    self._set_rate(flow, max(rate, 1e-12))
+
+
+def _settled(waiting: Iterable[Flow], free: Mapping[Link, float]) -> list[tuple[Flow, float]]:
+    """Flows whose rates nobody can raise, with those rates, when the free bytes/ns of each link are shared equally.
+
+    First those that want no more than their share; then those of a link that is the bottleneck of all its flows. If
+    every link has a flow that another one holds back (possible only where flows load links in different proportions),
+    the flow with the smallest share.
+    """
+    users: dict[Link, int] = {}
+    flows_on: dict[Link, int] = {}
+    for flow in waiting:
+        for link, demand, count in flow.loads:
+            if demand > 0:
+                users[link] = users.get(link, 0) + count
+                flows_on[link] = flows_on.get(link, 0) + 1
+    content: list[tuple[Flow, float]] = []
+    held: list[tuple[Flow, float, Link]] = []
+    for flow in waiting:
+        rate, bottleneck = flow.limit, None
+        for link, demand, count in flow.loads:
+            if demand > 0 and free[link] / users[link] * count / demand < rate:
+                rate, bottleneck = free[link] / users[link] * count / demand, link
+        if bottleneck is None:
+            content.append((flow, rate))
+        else:
+            held.append((flow, rate, bottleneck))
+            flows_on[bottleneck] -= 1
+    if content:
+        return content
+    agreed = [(flow, rate) for flow, rate, link in held if flows_on[link] == 0]
+    if agreed:
+        return agreed
+    flow, rate, _ = min(held, key=lambda entry: free[entry[2]] / users[entry[2]])
+    return [(flow, rate)]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from simpar.errors import PlanError
 from simpar.hardware.cluster import Cluster
+from simpar.hardware.device import Device
 from simpar.model.module import ModuleModel
 from simpar.model.transformer import Transformer
 from simpar.model.work import AttentionKernel
@@ -71,7 +72,7 @@ def lay_out(plan: Plan, model: Model, cluster: Cluster) -> Layout:
     global_batch, microbatches = _batch(plan, dp)
     device = cluster.device
     device.gemm_fit(plan.precision)
-    attention: AttentionKernel = device.attention_kernel if plan.attention == "auto" else plan.attention
+    attention: AttentionKernel = _fastest_attention(device) if plan.attention == "auto" else plan.attention
     if attention != "unfused" and attention not in device.attention_kernel_speed:
         raise PlanError(
             f"attention '{attention}' does not run on {device.name}, which has "
@@ -89,6 +90,10 @@ def lay_out(plan: Plan, model: Model, cluster: Cluster) -> Layout:
         launch_s=device.launch_s if plan.launch_s is None else plan.launch_s,
         bucket_parameters=plan.bucket_parameters or max(_MEGATRON_BUCKET, 1_000_000 * dp),
     )
+
+
+def _fastest_attention(device: Device) -> AttentionKernel:
+    return max(device.attention_kernel_speed, key=lambda kernel: device.attention_kernel_speed[kernel])
 
 
 def _data_parallel(plan: Plan, cluster: Cluster) -> int:

@@ -71,6 +71,31 @@ def finest_spans(trace: Trace) -> Spans:
     return spans_from_columns({name: column[order] for name, column in columns.items()})
 
 
+def join_pieces(spans: Spans) -> Spans:
+    """Touching spans of one lane, kind, microbatch and chunk as one: an operation that was run in pieces.
+
+    Pieces come from gradient buckets and from layers that are gathered one by one. Where a piece had to wait, the gap
+    stays a gap.
+    """
+    order = np.lexsort((spans.start_ns, spans.lane))
+    columns = {name: getattr(spans, name)[order] for name in Spans.__dataclass_fields__}
+    same = np.ones(max(len(order) - 1, 0), dtype=bool)
+    for name in ("lane", "kind", "microbatch", "chunk"):
+        same &= columns[name][1:] == columns[name][:-1]
+    end = columns["start_ns"] + columns["duration_ns"]
+    same &= (columns["start_ns"][1:] == end[:-1]) & (columns["microbatch"][1:] >= 0) & (columns["flop"][1:] > 0)
+    first = np.concatenate([np.ones(min(len(order), 1), dtype=bool), ~same])
+    begin = np.flatnonzero(first)
+    if len(begin) == len(order):
+        return spans
+    last = np.append(begin[1:], len(order)) - 1
+    joined = {name: column[begin] for name, column in columns.items()}
+    joined["duration_ns"] = end[last] - joined["start_ns"]
+    joined["flop"] = np.add.reduceat(columns["flop"], begin)
+    joined["layer"] = np.where(begin == last, joined["layer"], -1)
+    return spans_from_columns(joined)
+
+
 def extent_ns(trace: Trace, spans: Spans) -> int:
     """Where the time axis ends: the end of the step, or of the last span if that is later; at least 1 ns."""
     return max(1, trace.step_ns, int(spans.end_ns.max()) if len(spans) else 0)

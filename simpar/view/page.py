@@ -7,6 +7,7 @@ security policy in the page forbids it to load or send anything.
 
 import base64
 import gzip
+import json
 from html import escape
 from pathlib import Path
 
@@ -44,11 +45,7 @@ const unpack = async (id) => {{
   library.textContent = await unpack("library");
   document.head.append(library);
   const figure = JSON.parse(await unpack("content"));
-  await Plotly.newPlot("figure", figure.data, figure.layout, {{
-    scrollZoom: true, displaylogo: false, showSendToCloud: false, responsive: true,
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
-    toImageButtonOptions: {{ format: "svg", filename: "simpar" }},
-  }});
+  await Plotly.newPlot("figure", figure.data, figure.layout, {config});
   document.getElementById("message").remove();
 }})().catch((problem) => {{
   document.getElementById("message").textContent = "This page needs a current browser: " + problem;
@@ -59,6 +56,16 @@ const unpack = async (id) => {{
 """
 
 _DEFAULT_HEIGHT = 600
+
+CONFIG = {
+    "scrollZoom": True,
+    "displaylogo": False,
+    "showSendToCloud": False,  # plotly 7 shows a button that sends the chart to a server unless told not to
+    "responsive": True,
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
+    "toImageButtonOptions": {"format": "svg", "filename": "simpar"},
+}
+"""How plotly.js behaves in every page."""
 
 
 def write_page(figure: go.Figure, path: str | Path, *, title: str = "simpar") -> None:
@@ -75,6 +82,7 @@ def write_page(figure: go.Figure, path: str | Path, *, title: str = "simpar") ->
         surface=escape(layout.paper_bgcolor or "#FFFFFF"),
         text=escape(layout.font.color or "#1D2530"),
         height=int(layout.height or _DEFAULT_HEIGHT),
+        config=json.dumps(CONFIG),
         library=_packed(get_plotlyjs()),
         content=_packed(figure.to_json()),
     )

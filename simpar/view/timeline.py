@@ -21,10 +21,11 @@ from simpar.view.level_of_detail import (
     Rectangles,
     extent_ns,
     finest_spans,
+    join_pieces,
     to_rectangles,
 )
 from simpar.view.memory_row import add_memory
-from simpar.view.page import write_page
+from simpar.view.page import CONFIG, write_page
 from simpar.view.palette import IDLE_NAME, Palette, label, palette, readable_on
 
 MAX_LABELS = 1500
@@ -95,7 +96,7 @@ def timeline(
     Returns:
         A figure with one bar trace per kind; x is in µs, ms or s (the axis says which), y in lane heights.
     """
-    spans = finest_spans(trace) if kernels else trace.spans
+    spans = finest_spans(trace) if kernels else join_pieces(trace.spans)
     end_ns = extent_ns(trace, spans)
     drawing = _Drawing(
         trace=trace,
@@ -106,7 +107,7 @@ def timeline(
         unit=time_unit(end_ns),
         colours=palette(dark),
     )
-    figure = go.Figure()
+    figure = Timeline()
     _add_bars(figure, drawing)
     has_memory = len(trace.memory.time_ns) > 0
     _lay_out(figure, drawing, has_memory)
@@ -116,6 +117,23 @@ def timeline(
     _add_step_end(figure, drawing)
     _add_heading(figure, drawing, title, subtitle)
     return figure
+
+
+class Timeline(go.Figure):  # type: ignore[misc]  # plotly has no types
+    """A figure whose files are whole: they need no network, and share nothing."""
+
+    def write_html(self, file: Any, *args: Any, **kwargs: Any) -> None:
+        """Writes one HTML file that opens anywhere; options of plotly's own ``write_html`` lead to plotly's page."""
+        if args or kwargs:
+            kwargs["config"] = {**CONFIG, **kwargs.get("config", {})}
+            super().write_html(file, *args, **kwargs)
+        else:
+            write_timeline(self, file)
+
+    def show(self, *args: Any, **kwargs: Any) -> None:
+        """Shows the figure, without the button that sends it to a server."""
+        kwargs["config"] = {**CONFIG, **kwargs.get("config", {})}
+        super().show(*args, **kwargs)
 
 
 def write_timeline(figure: go.Figure, path: str | Path) -> None:

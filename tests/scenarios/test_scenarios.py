@@ -1,0 +1,94 @@
+"""Scenarios run as a user runs them, and print what lies beside them."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import simpar
+
+ROOT = Path(__file__).parents[2]
+SCENARIOS = sorted((ROOT / "scenarios").glob("*.py"))
+EXPECTED = ROOT / "scenarios" / "expected"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scenarios" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def comparable(text: str) -> list[str]:
+    """The lines that do not depend on what is installed."""
+    return [line for line in text.splitlines() if find_spec("torch") or not line.startswith("torch:")]
+
+
+@pytest.mark.parametrize("script", SCENARIOS, ids=lambda script: script.stem)
+def test_output_is_as_expected(script: Path, tmp_path: Path, update_golden: bool) -> None:
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    env = {**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    golden = EXPECTED / f"{script.stem}.txt"
+    if update_golden:
+        golden.write_text(ran.stdout, encoding="utf-8")
+    assert comparable(ran.stdout) == comparable(golden.read_text(encoding="utf-8"))
+    for name in (line.split(": ")[1] for line in ran.stdout.splitlines() if line.startswith("timeline of")):
+        assert "plotly" in (tmp_path / name).read_text(encoding="utf-8").lower()
+
+
+def test_every_expected_output_has_its_scenario() -> None:
+    assert {path.stem for path in EXPECTED.glob("*.txt")} == {script.stem for script in SCENARIOS}
+
+
+def test_parts_of_the_step_add_up() -> None:
+    scenario = load("llama3_70b_strategies")
+    plan = scenario.PLANS["TP8 PP4, recompute"].replace(global_batch=128, seq_len=scenario.SEQ_LEN)
+    result = simpar.simulate(simpar.Job(model=scenario.MODEL, cluster=scenario.CLUSTER, plan=plan))
+    parts = scenario.seconds(result)
+    assert sum(parts.values()) == pytest.approx(result.step_time_s, rel=1e-9)
+    # recomputation repeats the forward pass, a third of the model's FLOP but for the head
+    assert 0.3 < parts["recompute"] / parts["compute"] < 1 / 3
+
+
+def test_timeline_goes_where_it_is_told_and_a_single_plan_wins_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario = load("llama3_70b_strategies")
+    monkeypatch.setattr(scenario, "PLANS", {"TP8 PP4": scenario.PLANS["TP8 PP4"]})
+    monkeypatch.setattr(scenario, "GLOBAL_BATCH", 64)
+    scenario.main(str(tmp_path / "winner.html"))
+    assert (tmp_path / "winner.html").stat().st_size > 1_000
+    printed = capsys.readouterr().out
+    assert "TP8 PP4 wins with" in printed
+    assert "slower" not in printed
+
+
+@pytest.mark.parametrize(("samples", "ranks"), [(60_000, 8), (60_000, 7), (5, 8), (1, 1)])
+def test_blocks_hold_each_sample_once_and_differ_by_at_most_one(samples: int, ranks: int) -> None:
+    blocks = load("mlp_data_parallel").blocks(samples, ranks)
+    assert [sample for block in blocks for sample in block] == list(range(samples))
+    assert len(blocks) == ranks
+    assert max(map(len, blocks)) - min(map(len, blocks)) <= 1
+
+
+def test_kernels_of_the_perceptron_are_those_that_torch_runs() -> None:
+    pytest.importorskip("torch", reason="tracing a module needs torch")
+    scenario = load("mlp_data_parallel")
+    assert "the same 11 kernels" in scenario.compare_with_torch(simpar.mlp(scenario.LAYERS))
+    assert "other" in scenario.compare_with_torch(simpar.mlp(scenario.LAYERS, activation="tanh"))
