@@ -87,7 +87,9 @@ def ideal_cluster(
     )
 
 
-def even_model(layers: int, *, forward: int, backward: int, parameters: int = 0, sent: int = 0, kept: int = 0) -> ModuleModel:
+def even_model(
+    layers: int, *, forward: int, backward: int, parameters: int = 0, sent: int = 0, kept: int = 0
+) -> ModuleModel:
     """Layers that each take so many nanoseconds on the ideal device, per microbatch of one sample."""
 
     def layer(index: int) -> ModuleLayer:

@@ -44,9 +44,13 @@ def written(text: str | bytes, name: str = "job.yaml") -> Path:
 def mistakes(text: str | bytes) -> str:
     path = written(text)
     with pytest.raises(JobError) as caught:
-        draft = read_draft(path)
-        draft.lay_out(draft.job())
+        read_and_check(path)
     return str(caught.value)
+
+
+def read_and_check(path: Path) -> None:
+    draft = read_draft(path)
+    draft.lay_out(draft.job())
 
 
 @pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.yaml")), ids=lambda path: path.stem)
@@ -180,11 +184,14 @@ def test_a_change_below_a_number() -> None:
         ("tp: [8]", "plan.tp: should be a whole number, not a list"),
         ("tpp: 8", "plan.tpp: unknown key; did you mean 'tp'?"),
         ("overlap: {grad_reduc: true}", "plan.overlap.grad_reduc: unknown key; did you mean 'grad_reduce'?"),
-        ("schedule: 1f2b", "plan.schedule: '1f2b' should be 'gpipe', '1f1b' or 'interleaved'; did you mean '1f1b'?"),
+        ("recompute: al", "plan.recompute: 'al' should be 'none', 'selective' or 'full'"),
+        (
+            "precision: bf61",
+            "plan.precision: 'bf61' should be 'bf16', 'fp16', 'tf32', 'fp32' or 'fp8'; did you mean 'bf16'?",
+        ),
         ("sequence_parallel: maybe", "plan.sequence_parallel: 'maybe' should be true or false"),
         ("layer_split: three", "plan.layer_split: 'three' should be 'uniform' or 'balanced' or a list"),
         ("layer_split: [1, x]", "plan.layer_split.1: 'x' should be a whole number"),
-        ("vpp: 2", "plan.vpp: 2 needs the interleaved schedule, not '1f1b'; set schedule=interleaved or vpp=1"),
         ("global_batch: 3", "plan.global_batch: 3 is not a multiple of dp 8 × micro-batch 1 = 8; set global_batch=8"),
     ],
 )
@@ -195,6 +202,8 @@ def test_a_wrong_plan_is_one_line_with_file_and_field(plan: str, message: str) -
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (GOOD + "plan: {vpp: 2}\n", "job.yaml: plan.vpp: 2 needs "),
+        (GOOD + "plan: {recompute_layers: 2}\n", "job.yaml: plan.recompute_layers: 2 needs recompute 'full'"),
         ("", "job.yaml: is empty, but a job is a mapping with the sections model, cluster, plan"),
         ("[1]", "job.yaml: holds a list, but a job is a mapping with the sections model, cluster, plan"),
         ("model: [\n", "job.yaml: line 2, column 1: is not valid YAML: "),

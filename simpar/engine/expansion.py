@@ -113,7 +113,7 @@ class Expansion:
         """
         parents = self._rows[mine]
         start, lane = self._spans.start_ns[parents][:, None], self._spans.lane[parents]
-        stretch = (self._gpu[mine] / max(self._nominal(mine), 1))[:, None]
+        stretch = (self._spans.duration_ns[parents] / np.maximum(self._undisturbed(mine), 1))[:, None]
         begin = np.maximum(free[:, None] + block.gpu_start_ns, issued[:, None] + block.host_start_ns) - start
         # edges are rounded, not lengths, so that neighbours never overlap
         stretched_begin = np.rint(begin * stretch).astype(np.int64)
@@ -134,8 +134,12 @@ class Expansion:
         }
         return {name: np.broadcast_to(column, begin.shape).ravel() for name, column in columns.items()}
 
-    def _nominal(self, mine: IntColumn) -> int:
-        return int(self._prices[int(self._template[mine[0]])].gpu_ns)
+    def _undisturbed(self, mine: IntColumn) -> IntColumn:
+        """How long runs of one operation would have taken, bound by the device or by launches."""
+        price = self._prices[int(self._template[mine[0]])]
+        assert isinstance(price, OperationPrice), "only these have blocks"
+        host_bound: IntColumn = self._issue[mine] + price.host_ns - self._spans.start_ns[self._rows[mine]]
+        return np.maximum(host_bound, price.gpu_ns)
 
     def _simulated(self) -> _Columns:
         """Kernels of opened runs, as they were recorded."""

@@ -182,8 +182,8 @@ class Gpu:
         """Compute slows from now on; the flow slows while compute runs."""
         self._advance()
         self._flows.append(flow)
-        if self._computing and self._collective_rate < 1:
-            self.network.set_limit(flow, self._collective_rate)
+        if self._computing:
+            self._slow(flow, 1)
         self._arm()
 
     def end_collective(self, flow: Flow) -> None:
@@ -191,6 +191,12 @@ class Gpu:
         self._advance()
         self._flows.remove(flow)
         self._arm()
+
+    def _slow(self, flow: Flow, change: int) -> None:
+        """One more (or less) of the flow's members computes; a collective is as slow as its slowest member."""
+        if self._collective_rate < 1:
+            flow.slowed_by += change
+            self.network.set_limit(flow, self._collective_rate if flow.slowed_by else 1.0)
 
     def _advance(self) -> None:
         """Books the compute work done since the last change of rate."""
@@ -214,10 +220,10 @@ class Gpu:
             waker.succeed()
 
     def _set_computing(self, computing: bool) -> None:
-        self._computing = computing
-        if self._collective_rate < 1:
+        if computing != self._computing:
+            self._computing = computing
             for flow in self._flows:
-                self.network.set_limit(flow, self._collective_rate if computing else 1.0)
+                self._slow(flow, 1 if computing else -1)
 
     # ---- streams ----------------------------------------------------------------------------------------------------
 
@@ -225,14 +231,16 @@ class Gpu:
         self, name: str, lane: int, steps: list[Step]
     ) -> Generator[simpy.Event, Any, None]:
         """The process of one stream: executes its steps in order."""
-        clock, events, rows = self.clock, self.events, self.recorder.rows
+        clock, events = self.clock, self.events
         last = NONE  # row of what this stream executed last: what a record marks
         cause = NONE  # row whose end let the stream go on
         for step in steps:
             if type(step) is RunStep:
+                gpu_ns, waited = step.gpu_ns, 0
+                if step.price is None and clock.ns < step.issue_ns + step.host_ns - gpu_ns:
+                    waited = yield from self._launched(step)
                 start = clock.ns
                 bound = step.issue_ns + step.host_ns - start
-                gpu_ns = step.gpu_ns
                 if self._flows:
                     yield from self._run_slowed(gpu_ns)
                     gpu_ns = clock.ns - start
@@ -240,13 +248,10 @@ class Gpu:
                     self._left, self._since, self._disturbed = float(gpu_ns), start, False
                     yield clock.timeout(gpu_ns if gpu_ns > bound else bound)
                     if self._disturbed:
-                        self._advance()
-                        if self._left > _DONE:
-                            yield from self._run_slowed(self._left)
-                            gpu_ns = clock.ns - start
+                        gpu_ns = yield from self._make_up(start, gpu_ns)
                 if clock.ns - start < bound:
                     yield clock.timeout(bound - (clock.ns - start))
-                last = cause = self._record_run(step, lane, start, gpu_ns, cause)
+                last = cause = self._record_run(step, lane, start, gpu_ns, waited=waited, cause=cause)
             elif type(step) is RecordStep:
                 waiting = events[step.event]
                 events[step.event] = last
@@ -265,21 +270,23 @@ class Gpu:
                 self.recorder.memory.append((clock.ns, self.rank, step.category, step.nbytes))
             elif type(step) is SendStep:
                 start = yield from self._send(name, step)
-                last = len(rows)
-                rows.append(Row(start, clock.ns, lane, step.label, step.nbytes, cause))
-                step.mail.row = cause = last
+                last = cause = step.mail.row = self._add(Row(start, clock.ns, lane, step.label, step.nbytes, cause))
                 if step.mail.receiver is not None:
                     step.mail.receiver.succeed(last)
             elif type(step) is MeetStep:
                 start = yield from self._meet(name, step)
-                last = len(rows)
-                rows.append(Row(start, clock.ns, lane, step.label, step.nbytes, cause, step.opened))
-                cause = last
+                row = Row(start, clock.ns, lane, step.label, step.nbytes, cause, step.opened)
+                last = cause = self._add(row)
+        if name == COMPUTE:
+            self._set_computing(False)
 
-    def _record_run(self, step: RunStep, lane: int, start: int, gpu_ns: int, cause: int) -> int:
+    def _add(self, row: Row) -> int:
+        self.recorder.rows.append(row)
+        return len(self.recorder.rows) - 1
+
+    def _record_run(self, step: RunStep, lane: int, start: int, gpu_ns: int, *, waited: int, cause: int) -> int:
         recorder, now = self.recorder, self.clock.ns
-        row = len(recorder.rows)
-        recorder.rows.append(Row(start, now, lane, step.label, step.flop, cause, step.opened))
+        row = self._add(Row(start, now, lane, step.label, step.flop, cause, step.opened, waited))
         if step.price is not None:
             recorder.runs.append(RunRow(row, step.price, step.issue_ns, gpu_ns, now - start - gpu_ns))
         if step.transient_bytes:
@@ -298,12 +305,28 @@ class Gpu:
         del self.blocked[name]
         return row
 
+    def _make_up(self, start: int, gpu_ns: int) -> Generator[simpy.Event, Any, int]:
+        """Does the work that collectives left undone; returns the time on the device, from ``start`` on."""
+        self._advance()
+        if self._left <= _DONE:
+            return gpu_ns
+        yield from self._run_slowed(self._left)
+        return self.clock.ns - start
+
     def _run_slowed(self, work: float) -> Generator[simpy.Event, Any, None]:
         """Runs work at a rate that may change; :meth:`_arm` finds out when it is done."""
         self._left, self._since = float(work), self.clock.ns
         self._waker = waker = self.clock.event()
         self._arm()
         yield waker
+
+    def _launched(self, step: RunStep) -> Generator[simpy.Event, Any, int]:
+        """The device idles until the host has launched a kernel; returns for how long."""
+        waited = step.issue_ns + step.host_ns - step.gpu_ns - self.clock.ns
+        self._set_computing(False)
+        yield self.clock.timeout(waited)
+        self._set_computing(True)
+        return waited
 
     def _issued(self, step: "SendStep | MeetStep") -> Generator[simpy.Event, Any, None]:
         if step.issue_ns > self.clock.ns:

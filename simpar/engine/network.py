@@ -40,9 +40,12 @@ LinkLoad = tuple[Link, float, int]  # link, bytes, number of equal flows behind 
 
 
 class Flow:
-    """A transfer: ``left`` nanoseconds of uncontended streaming, now at ``rate`` (1 uncontended, 0 not begun)."""
+    """A transfer: ``left`` nanoseconds of uncontended streaming, now at ``rate`` (1 uncontended, 0 not begun).
 
-    __slots__ = ("begins_ns", "done", "left", "limit", "loads", "rate", "since", "version")
+    ``slowed_by`` counts the members that compute meanwhile.
+    """
+
+    __slots__ = ("begins_ns", "done", "left", "limit", "loads", "rate", "since", "slowed_by", "version")
 
     def __init__(self, duration_ns: int, loads: list[LinkLoad], begins_ns: int, done: simpy.Event) -> None:
         self.left = float(duration_ns)
@@ -51,6 +54,7 @@ class Flow:
         self.done = done
         self.rate = 0.0
         self.limit = 1.0
+        self.slowed_by = 0
         self.since = 0
         self.version = 0
 
@@ -172,25 +176,47 @@ class Network:
         return list(found)
 
     def _share(self, flows: list[Flow]) -> None:
-        """Max-min fair rates: a link's bytes/s are shared equally, and what a flow cannot use goes to the others."""
-        free = {link: link.capacity for flow in flows for link, _, _ in flow.loads}
-        waiting = dict.fromkeys(flows)
-        while waiting:
-            for flow, rate in _settled(waiting, free):
-                for link, demand, _ in flow.loads:
-                    free[link] = max(free[link] - rate * demand, 0.0)
-                del waiting[flow]
-                if rate != flow.rate:
-                    self._set_rate(flow, max(rate, 1e-12))
+        """Gives flows their fair rates; a flow whose rate stays keeps its course."""
+        for flow, rate in _fair_rates(flows).items():
+            if rate != flow.rate:
+                self._set_rate(flow, max(rate, 1e-12))
 
 
-def _settled(waiting: Iterable[Flow], free: Mapping[Link, float]) -> list[tuple[Flow, float]]:
-    """Flows whose rates nobody can raise, with those rates, when the free bytes/ns of each link are shared equally.
+def _fair_rates(flows: list[Flow]) -> dict[Flow, float]:
+    """Max-min fair rates: a link's bytes/s are shared equally, and what a flow cannot use goes to the others.
 
-    First those that want no more than their share; then those of a link that is the bottleneck of all its flows. If
-    every link has a flow that another one holds back (possible only where flows load links in different proportions),
-    the flow with the smallest share.
+    Rates are settled in rounds: first flows that want no more than their share; then those of a link that is the
+    bottleneck of all its flows. Where every link has a flow that another one holds back (possible only if flows load
+    links in different proportions), the smallest share is settled, and what is left over in the end goes to whom it
+    helps.
     """
+    free = {link: link.capacity for flow in flows for link, _, _ in flow.loads}
+    waiting = dict.fromkeys(flows)
+    rates: dict[Flow, float] = {}
+    guessed = False
+    while waiting:
+        settled, certain = _settled(waiting, free)
+        guessed = guessed or not certain
+        for flow, rate in settled:
+            rates[flow] = rate
+            del waiting[flow]
+            _take(flow, rate, free)
+    if guessed:
+        for flow in flows:
+            spare = min((free[link] / demand for link, demand, _ in flow.loads if demand > 0), default=0.0)
+            more = min(spare, flow.limit - rates[flow])
+            rates[flow] += more
+            _take(flow, more, free)
+    return rates
+
+
+def _take(flow: Flow, rate: float, free: dict[Link, float]) -> None:
+    for link, demand, _ in flow.loads:
+        free[link] = max(free[link] - rate * demand, 0.0)
+
+
+def _settled(waiting: Iterable[Flow], free: Mapping[Link, float]) -> tuple[list[tuple[Flow, float]], bool]:
+    """Flows whose rates the others cannot change any more, with those rates; False beside a rate that is a guess."""
     users: dict[Link, int] = {}
     flows_on: dict[Link, int] = {}
     for flow in waiting:
@@ -211,9 +237,9 @@ def _settled(waiting: Iterable[Flow], free: Mapping[Link, float]) -> list[tuple[
             held.append((flow, rate, bottleneck))
             flows_on[bottleneck] -= 1
     if content:
-        return content
+        return content, True
     agreed = [(flow, rate) for flow, rate, link in held if flows_on[link] == 0]
     if agreed:
-        return agreed
+        return agreed, True
     flow, rate, _ = min(held, key=lambda entry: free[entry[2]] / users[entry[2]])
-    return [(flow, rate)]
+    return [(flow, rate)], False

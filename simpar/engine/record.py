@@ -49,7 +49,7 @@ def _columns(rows: Sequence[Row]) -> tuple[dict[str, IntColumn | FloatColumn], I
     if not rows:
         return {name: np.zeros(0) for name in Spans.__dataclass_fields__}, np.full(1, NONE, np.int64)
     # transposed in Python first: numpy reads a few long columns much faster than many short rows
-    start, end, lane, label, value, cause, _ = (list(column) for column in zip(*rows, strict=True))
+    start, end, lane, label, value, cause, *_ = (list(column) for column in zip(*rows, strict=True))
     order = np.lexsort((lane, end, start))
     place = np.full(len(rows) + 1, NONE, np.int64)
     place[order] = np.arange(len(rows))
@@ -93,14 +93,18 @@ def _close_opened_runs(
     for number, indices in members.items():
         mine = [recorder.rows[i] for i in indices]
         compute = [row for row in mine if lanes[row.lane].stream == COMPUTE]
-        start, end = min(row.start_ns for row in compute), max(row.end_ns for row in compute)
+        # a run begins when its stream is free and ends when its collectives have joined
+        start = min(row.start_ns - row.host_wait_ns for row in mine)
+        end = max(row.end_ns for row in mine)
         busy: dict[int, int] = {}
         for row in mine:
             busy[row.label.kind] = busy.get(row.label.kind, 0) + row.end_ns - row.start_ns
-        exposed = end - start - sum(row.end_ns - row.start_ns for row in compute)
+        waited = sum(row.host_wait_ns for row in compute)
+        exposed = end - start - waited - sum(row.end_ns - row.start_ns for row in compute)
         moved.update(dict.fromkeys(indices, len(rows)))
         children += [(row, len(rows)) for row in mine]
-        opened_runs.append(RunRow(len(rows), OpenedPrice(busy, exposed, end - start), start, end - start, 0))
+        gpu_ns = end - start - waited
+        opened_runs.append(RunRow(len(rows), OpenedPrice(busy, exposed, gpu_ns), start, gpu_ns, waited))
         flop = sum(row.value for row in compute)
         rows.append(Row(start, end, compute[0].lane, recorder.opened[number], flop, compute[0].cause))
     runs = [run._replace(row=moved[run.row]) for run in recorder.runs]
@@ -112,6 +116,6 @@ def _memory_events(memory: list[tuple[int, int, int, int]], ranks: Iterable[Rank
         (0, rank.rank, CATEGORY[category], nbytes) for rank in ranks for category, nbytes in rank.resident if nbytes
     ]
     columns = np.array(resident + memory, np.int64).reshape(-1, 4)
-    # at one instant, what is given back goes first: the allocator can reuse it for what is taken
-    columns = columns[np.lexsort((columns[:, 3], columns[:, 0]))]
+    # at one instant the order of the compute stream stays, as the allocator sees it
+    columns = columns[np.argsort(columns[:, 0], kind="stable")]
     return MemoryEvents(time_ns=columns[:, 0], rank=columns[:, 1], category=columns[:, 2], delta_bytes=columns[:, 3])

@@ -23,7 +23,8 @@ class Row(NamedTuple):
     """One span.
 
     ``value`` is FLOP for compute and bytes for communication, ``cause`` the row that let it start, ``opened`` the
-    number of the opened run that it is a kernel of, or -1.
+    number of the opened run that it is a kernel of, or -1. A single kernel begins when it was launched;
+    ``host_wait_ns`` is how long its stream waited for that.
     """
 
     start_ns: int
@@ -33,6 +34,7 @@ class Row(NamedTuple):
     value: float
     cause: int
     opened: int = NONE
+    host_wait_ns: int = 0
 
 
 class RunRow(NamedTuple):

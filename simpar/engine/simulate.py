@@ -119,7 +119,12 @@ class _Simulation:
         for number, instruction in enumerate(rank.instructions):
             if type(instruction) is Run and instruction.opened:
                 key = self.recorder.open(self._label(instruction))
+                transient = instruction.transient_bytes
+                if transient:
+                    found.append((Alloc("activations", transient), NONE))
                 found.extend((inner, key) for inner in open_run(instruction, rank.rank, number))
+                if transient:
+                    found.append((Alloc("activations", -transient), NONE))
             else:
                 found.append((instruction, NONE))
         return found
@@ -187,7 +192,7 @@ class _Simulation:
 
     def _launch_step(self, launch: Launch, issue: int, opened: int) -> RunStep:
         kernel = launch.kernel
-        label = Label(KIND[kernel_kind(kernel)], self.recorder.name(launch.name))
+        label = Label(KIND[kernel_kind(kernel)], self.recorder.name(launch.name), layer=launch.layer)
         duration = self._costs.kernel_ns(kernel)
         bound = launch.launches * self._launch_ns + duration
         return RunStep(label, issue, duration, bound, kernel.work.flop, None, 0, opened)

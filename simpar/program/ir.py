@@ -40,6 +40,7 @@ class Launch(NamedTuple):
     name: str
     phase: Phase = "forward"
     launches: int = 1
+    layer: int = -1
 
 
 class Collective(NamedTuple):
@@ -203,5 +204,7 @@ def open_run(run: Run, rank: int, number: int) -> Iterator[Instruction]:
                 first = rank - rank % size
                 group = Group(inner.group.stream, range(first, first + size))
                 yield inner._replace(group=group, layer=run.operation.layers[index])
+            elif isinstance(inner, Launch):
+                yield inner._replace(layer=run.operation.layers[index])
             else:
                 yield inner

@@ -226,8 +226,8 @@ def test_coupled_flows_never_exceed_a_link_and_each_has_a_bottleneck(count, data
         flows.append(network.transfer(0, 1000, loads))
     clock.run(until=1)
     rates = {flow: flow.rate or 1.0 for flow in flows}  # whoever has a link for itself is not even given a rate
-    for name in capacities:
-        link = network.link(name, capacities[name] * 1e9)
+    for name, capacity in capacities.items():
+        link = network.link(name, capacity * 1e9)
         used = sum(rates[f] * demand for f in flows for on, demand, _ in f.loads if on is link)
         assert used <= link.capacity * (1 + 1e-9)
     for flow in flows:

@@ -24,9 +24,11 @@ def test_equal_stages_with_free_transfers_take_m_plus_p_minus_1_slots(schedule, 
 @pytest.mark.parametrize(("pp", "m"), SHAPES)
 def test_simulate_agrees_with_the_closed_form_and_adds_the_optimizer(schedule, pp, m):
     model = even_model(pp, forward=1000, backward=2300, parameters=100, sent=8)
-    result = simulate(job(model, ideal_cluster(gpus_per_node=pp, bytes_per_s=1e24), pp=pp, grad_accum=m, schedule=schedule))
-    # per parameter: the norm reads 4; clipping reads and writes 4; Adam reads 4 of gradient and reads and writes two moments and the master (24);
-    # the cast reads 4 and writes 2; zeroing writes 4
+    result = simulate(
+        job(model, ideal_cluster(gpus_per_node=pp, bytes_per_s=1e24), pp=pp, grad_accum=m, schedule=schedule)
+    )
+    # per parameter: the norm reads 4; clipping reads and writes 4; Adam reads 4 of gradient,
+    # and reads and writes two moments and the master (24); the cast reads 4 and writes 2; zeroing writes 4
     optimizer = 100 * (4 + 8 + 4 + 24 + 6 + 4)
     assert result.trace.step_ns == (m + pp - 1) * 3300 + optimizer
 
@@ -35,7 +37,9 @@ def test_simulate_agrees_with_the_closed_form_and_adds_the_optimizer(schedule, p
 @pytest.mark.parametrize(("pp", "m"), SHAPES)
 def test_bubble_fraction_is_p_minus_1_over_m_plus_p_minus_1(schedule, pp, m):
     model = even_model(pp, forward=1000, backward=2000)
-    result = simulate(job(model, ideal_cluster(gpus_per_node=pp, bytes_per_s=1e24), pp=pp, grad_accum=m, schedule=schedule))
+    result = simulate(
+        job(model, ideal_cluster(gpus_per_node=pp, bytes_per_s=1e24), pp=pp, grad_accum=m, schedule=schedule)
+    )
     assert result.bubble_fraction == pytest.approx((pp - 1) / (m + pp - 1), rel=1e-12)
     assert result.bubble_fraction == bubble_fraction(result.trace)
 
@@ -76,7 +80,9 @@ def test_gpipe_and_1f1b_are_equally_long_but_keep_different_amounts():
 
 def test_a_message_is_on_the_wire_for_its_bytes():
     # two stages, one microbatch: forward 100, 60 bytes across, forward 100, backward 200, 60 across, backward 200
-    trace = execute(pipeline(build("1f1b", pp=2, microbatches=1), forward=100, backward=200, nbytes=60), ideal_cluster())
+    trace = execute(
+        pipeline(build("1f1b", pp=2, microbatches=1), forward=100, backward=200, nbytes=60), ideal_cluster()
+    )
     assert lane_spans(trace, 0, "pp_forward") == [("pp_forward", 100, 160)]
     assert lane_spans(trace, 1, "pp_backward") == [("pp_backward", 460, 520)]
     assert trace.step_ns == 720
@@ -88,5 +94,3 @@ def test_unequal_stages_are_bound_by_the_slowest():
     cluster = ideal_cluster(gpus_per_node=2, bytes_per_s=1e24)
     result = simulate(job(model, cluster, pp=2, grad_accum=10, layer_split=(1, 3)))
     assert result.trace.step_ns == 100 + 10 * 3 * 300 + 200
-
-

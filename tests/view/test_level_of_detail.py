@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_traces import Recorder, pipeline_trace
 
-from simpar.trace.trace import KINDS, Lane, Spans, empty_spans
-from simpar.view.level_of_detail import IDLE, Rectangles, finest_spans, to_rectangles
+from simpar.trace.trace import KINDS, Lane, Spans, empty_spans, spans_from_columns
+from simpar.view.level_of_detail import IDLE, Rectangles, finest_spans, join_pieces, to_rectangles
 
 LANES = (Lane(0, 0, "compute"), Lane(0, 0, "tp"), Lane(1, 1, "compute"), Lane(1, 1, "dp"))
 
@@ -132,3 +132,15 @@ def test_finest_spans_are_the_kernels_and_the_operations_without_any() -> None:
 def test_nothing_becomes_nothing() -> None:
     assert len(to_rectangles(empty_spans(), LANES, end_ns=1, budget=10)) == 0
     assert len(to_rectangles(empty_spans(), (), end_ns=1, budget=0)) == 0
+
+
+def test_touching_pieces_of_an_operation_become_one_and_gaps_stay() -> None:
+    start, duration = [0, 10, 20, 40, 50], [10, 10, 10, 10, 5]
+    columns = dict.fromkeys(Spans.__dataclass_fields__, [0] * 5)
+    columns |= {"start_ns": start, "duration_ns": duration, "flop": [1.0] * 5, "layer": [0, 1, 2, 3, 4]}
+    columns["microbatch"] = [0, 0, 0, 0, 1]
+    joined = join_pieces(spans_from_columns(columns))
+    assert joined.start_ns.tolist() == [0, 40, 50]
+    assert joined.duration_ns.tolist() == [30, 10, 5]
+    assert joined.flop.tolist() == [3.0, 1.0, 1.0]
+    assert joined.layer.tolist() == [-1, 3, 4]

@@ -292,7 +292,7 @@ def test_the_page_is_one_file_that_fetches_nothing(tmp_path: Path) -> None:
     assert not re.search(r"<(script|img|iframe|link)[^>]*(src|href)=", page)
     assert "default-src 'none'" in page
     assert "<title>a &lt;plan&gt;</title>" in page
-    for option in ("scrollZoom: true", "displaylogo: false", "showSendToCloud: false", "responsive: true"):
+    for option in ('"scrollZoom": true', '"displaylogo": false', '"showSendToCloud": false', '"responsive": true'):
         assert option in page
     assert unpacked(page, "library").lstrip().startswith("/**\n* plotly.js v4")
     assert json.loads(unpacked(page, "content"))["layout"]["dragmode"] == "pan"
@@ -325,3 +325,15 @@ def test_a_browser_draws_every_bar_without_a_network(tmp_path: Path) -> None:
     assert drawn.count('class="bartext') == 64
     assert "Loading" not in drawn.split("<script>")[0]
     assert "bubble (idle)" in drawn
+
+
+def test_a_figure_writes_its_own_safe_page(tmp_path: Path) -> None:
+    timeline(one_span()).write_html(tmp_path / "safe.html")
+    page = (tmp_path / "safe.html").read_text()
+    assert "default-src 'none'" in page
+    assert '"showSendToCloud": false' in page
+
+
+def test_plotly_s_own_page_does_not_share_either(tmp_path: Path) -> None:
+    timeline(one_span()).write_html(tmp_path / "plotly.html", include_plotlyjs="cdn")
+    assert '"showSendToCloud": false' in (tmp_path / "plotly.html").read_text()
