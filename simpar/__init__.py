@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from simpar.model.transformer import Transformer
     from simpar.plan.plan import Overlap, Plan
     from simpar.result import Result
-    from simpar.simulate import simulate
+    from simpar.simulation import simulate
     from simpar.trace.trace import Trace
 
 __version__ = "0.1.0"
@@ -42,7 +42,7 @@ _HOMES = {
     "Trace": "simpar.trace.trace",
     "Transformer": "simpar.model.transformer",
     "mlp": "simpar.model.module",
-    "simulate": "simpar.simulate",
+    "simulate": "simpar.simulation",
     "trace_module": "simpar.model.module",
 }
 

@@ -284,7 +284,7 @@ def _simulate(job: Path | None, flags: dict[str, Any], changes: Sequence[str], a
     draft = read_draft(job, [*overrides, *(parse_change(text) for text in changes)])
     checked = draft.job()
     draft.lay_out(checked)
-    from simpar.simulate import simulate as run  # noqa: PLC0415
+    from simpar.simulation import simulate as run  # noqa: PLC0415
 
     try:
         with _console(stderr=True).status(f"simulating {checked.model.name} …"):

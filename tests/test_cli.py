@@ -17,10 +17,10 @@ from simpar.hardware.cluster import cluster_presets, fabric_names, node_link_nam
 from simpar.hardware.device import device_names
 from simpar.model.presets import preset_names
 from simpar.plan.plan import Plan
-from simpar.simulate import simulate
+from simpar.simulation import simulate
 
 # By name: as an attribute of the package, `simulate` is the function.
-SIMULATE = import_module("simpar.simulate")
+SIMULATE = import_module("simpar.simulation")
 
 SMALL = "model: gpt2\ncluster: h100-sxm:1x8\nplan:\n  zero: 1\n  micro_batch: 4\n"
 PIPELINE = {"model": "llama3-8b", "cluster": "h100-sxm:2x8", "plan": {"tp": 1, "pp": 16, "zero": 1, "grad_accum": 16}}
@@ -315,15 +315,15 @@ def test_the_version_needs_nothing_heavy() -> None:
     assert done.stdout == f"simpar {__version__}\n[]\n"
 
 
-def test_control_c_stops_the_process(tmp_path: Path) -> None:
+def test_control_c_stops_the_process() -> None:
     script = (
         "import os, signal, threading\n"
         "from simpar.cli import main\n"
-        "import simpar.simulate\n"
+        "import simpar.simulation\n"
         "threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
         "words = '-m gpt2 -c h100:8 --pp 8 --global-batch 120000 --allow-oom'.split()\n"
         "raise SystemExit(main(['simulate', *words]))\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (130, "")
     assert "Traceback" not in done.stderr

@@ -13,7 +13,7 @@ from simpar.model.module import ModuleModel, mlp
 from simpar.model.presets import preset
 from simpar.model.transformer import Transformer
 from simpar.schema import job_schema
-from simpar.simulate import simulate
+from simpar.simulation import simulate
 
 LLAMA_CONFIG = {
     "model_type": "llama",

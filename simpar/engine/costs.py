@@ -62,6 +62,10 @@ class Costs:
                 loads += [Load(link, carried) for link in links if carried > 0]
         return Transfer(*_split(cost), tuple(loads))
 
+    def own_links(self, kind: str, rank: int) -> tuple[Link, ...]:
+        """Both directions of a rank's own links of one kind: ``gpu`` inside the node, ``nic`` outside."""
+        return self._network.node_links(rank) if kind == "gpu" else self._network.nic_links(rank)
+
     def shared_loads(self, op: str, nbytes: float, group: Group) -> tuple[Load, ...]:
         """What a collective, and its folded copies, put on links that belong to no single member.
 

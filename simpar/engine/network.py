@@ -84,8 +84,10 @@ class Network:
         demands, company = [], False
         for link, nbytes, flows in loads:
             link.total_bytes += nbytes
-            demands.append((link, nbytes * per_ns, flows))
-            company = company or bool(link.flows)
+            demand = nbytes * per_ns
+            demands.append((link, demand, flows))
+            # a bundle of equal flows may be too much for a link all by itself
+            company = company or bool(link.flows) or demand > link.capacity * _SLACK
         flow = Flow(duration_ns, demands, clock.ns + latency_ns, clock.event())
         if company:
             for link, _, _ in demands:

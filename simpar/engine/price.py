@@ -6,7 +6,7 @@ its spans are expanded afterwards. (Where collectives inside a block slow comput
 what lies between the two regimes is the larger of both.)
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -26,6 +26,7 @@ class BlockPrice:
         flop: FLOP of its kernels.
         busy_ns: per kind (index into ``KINDS``), time its kernels and collectives run.
         exposed_ns: time within D in which no kernel runs on the compute stream.
+        links: bytes that its collectives put on the rank's own links, as (kind, direction, bytes).
         gpu_start_ns, host_start_ns: per span, start after s and after h.
         duration_ns, on_tp, kind, name, nbytes, span_flop: per span.
     """
@@ -36,6 +37,7 @@ class BlockPrice:
     flop: float
     busy_ns: tuple[tuple[int, int], ...]
     exposed_ns: int
+    links: tuple[tuple[str, str, float], ...]
     gpu_start_ns: IntArray
     host_start_ns: IntArray
     duration_ns: IntArray
@@ -72,6 +74,15 @@ class OperationPrice:
         return total
 
     @cached_property
+    def links(self) -> dict[tuple[str, str], float]:
+        """Bytes of its collectives by kind and direction of the rank's links."""
+        total: dict[tuple[str, str], float] = {}
+        for block in self.blocks:
+            for kind, way, nbytes in block.links:
+                total[kind, way] = total.get((kind, way), 0.0) + nbytes
+        return total
+
+    @cached_property
     def exposed_ns(self) -> int:
         """Time in which its compute stream waits for its own collectives."""
         return sum(block.exposed_ns for block in self.blocks)
@@ -86,3 +97,4 @@ class OpenedPrice:
     gpu_ns: int
     blocks: tuple[BlockPrice, ...] = ()
     layers: tuple[int, ...] = ()
+    links: dict[tuple[str, str], float] = field(default_factory=dict)  # its flows were booked as they ran

@@ -1,6 +1,6 @@
 """Runs a program on the clock: one environment per run, no state outside it."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable
 
 import numpy as np
@@ -67,6 +67,7 @@ def execute(program: Program, cluster: Cluster) -> Trace:
     """
     simulation = _Simulation(program, Costs(cluster, program.algorithm), launch_ns=ns(program.launch_s))
     step_ns = simulation.run()
+    simulation.book_block_traffic()
     return build_trace(simulation.recorder, simulation.lanes, simulation.network, program.ranks, step_ns)
 
 
@@ -110,6 +111,15 @@ class _Simulation:
                 "check that sends, receives and collectives pair up in the same order"
             )
         return max((row.end_ns for row in self.recorder.rows), default=0)
+
+    def book_block_traffic(self) -> None:
+        """Adds what the collectives inside blocks carried to the links of the ranks that ran them."""
+        runs = Counter((self.lanes[self.recorder.rows[run.row].lane].rank, run.price) for run in self.recorder.runs)
+        for (rank, price), count in runs.items():
+            for (kind, way), nbytes in price.links.items():
+                links = self._costs.own_links(kind, rank)
+                link = next(link for link in links if link.name.endswith(way))
+                self.network.link(link.name, link.capacity_bytes_per_s).total_bytes += nbytes * count
 
     # ---- loading ----------------------------------------------------------------------------------------------------
 
@@ -274,6 +284,8 @@ class _Simulation:
             flop=sum(w.flop for w in work),
             busy_ns=tuple((int(k), int(busy[k])) for k in np.flatnonzero(busy)),
             exposed_ns=gpu_ns - int(duration[~on_tp].sum()),
+            # alone, the block ran as rank 0
+            links=tuple((name[:3], name[-1], nbytes) for name, nbytes, _ in early.network.usage()),
             gpu_start_ns=np.array([row.start_ns for row in rows], np.int64),
             host_start_ns=np.array([row.start_ns for row in late_rows], np.int64) - gpu_ns,
             duration_ns=duration,

@@ -314,7 +314,8 @@ class _Rank:
         ranks = tuple(self._layout.rank(stage, self._replica, self._tp_rank) for stage in (0, pp - 1))
         nbytes = float(head.tied_parameters * DTYPE_BYTES[self._layout.grad_dtype])
         self._data.before_update()
-        done = self._writer.after([Collective("all_reduce", nbytes, Group("embedding", ranks), "tied embedding")])
+        group = Group("embedding", ranks, self._copies)
+        done = self._writer.after([Collective("all_reduce", nbytes, group, "tied embedding")])
         if done is not None:
             self._writer.wait(done)
 
