@@ -239,9 +239,9 @@ def main() -> None:
         sys.exit(f"accuracy.py: {error}")
     predictions, skipped = predict_all(rows)
     if args.json:
-        found = {"sources": summarise(predictions), "rows": predictions}
-        shown = {name: [asdict(each) for each in values] for name, values in found.items()}
-        print(json.dumps({**shown, "skipped": skipped}, indent=2, ensure_ascii=False))
+        sources, found = map(asdict, summarise(predictions)), map(asdict, predictions)
+        shown = {"sources": list(sources), "rows": list(found), "skipped": skipped}
+        print(json.dumps(shown, indent=2, ensure_ascii=False))
     else:
         print_table(predictions, skipped)
 

@@ -3,9 +3,9 @@
 The contract with :mod:`simpar` (nothing here is filled in yet):
 
 * in: the local devices, or recorded measurements; a :class:`simpar.program.ir.Program` to replay;
-* out: a profile (fitted parameters of a :class:`simpar.hardware.device.Device` and of a cluster's links, each with its
-  source and error), and a :class:`simpar.trace.trace.Trace` with the engine's columns for whatever was replayed, so that
-  a prediction and a measurement can be laid side by side.
+* out: a profile (fitted parameters of a :class:`simpar.hardware.device.Device` and of a cluster's links, each with
+  its source and error), and a :class:`simpar.trace.trace.Trace` with the engine's columns for whatever was replayed, so
+  that a prediction and a measurement can be laid side by side.
 
 Only this package imports torch; :mod:`simpar` never imports this package.
 """

@@ -1,7 +1,7 @@
 """Measurements as values: what was run, how long it took, where that comes from.
 
-Every way to get measurements (microbenchmarks on the local devices, silicon tables, logs of nccl-tests, profiler traces)
-ends in these, and :mod:`calibrate.fit` starts from them.
+Every way to get measurements (microbenchmarks on the local devices, silicon tables, logs of nccl-tests, profiler
+traces) ends in these, and :mod:`calibrate.fit` starts from them.
 """
 
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ class CollectiveSample:
     """One collective or message, timed.
 
     Attributes:
-        op: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``, ``broadcast``, ``reduce`` or ``sendrecv``.
+        op: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``, ``broadcast``, ``reduce``, ``sendrecv``.
         nbytes: as nccl-tests counts them (see :class:`simpar.program.ir.Collective`).
         ranks: members of the group.
         nodes: nodes over which they are spread evenly.

@@ -19,7 +19,7 @@ from simpar.plan.layout import Layout, Model
 from simpar.plan.partition import partition
 from simpar.program.body import Body
 from simpar.program.data_parallel import DataParallel, FullySharded, Groups, Replicated, Runner
-from simpar.program.fold import replica_classes
+from simpar.program.fold import replicas_are_alike
 from simpar.program.ir import (
     Alloc,
     Collective,
@@ -60,9 +60,9 @@ def lower(model: Model, cluster: Cluster, layout: Layout, *, fold: bool = True, 
     schedule = build(plan.schedule, pp=plan.pp, microbatches=layout.microbatches, chunks=plan.vpp)
     chunks, boundary_bytes = _place(model, layout, schedule.stages)
     operations = _Operations(chunks)
-    if cluster.graph is not None:
-        fold, opened = False, True  # any two ranks may be connected differently
-    classes = replica_classes(layout, cluster) if fold else [(replica,) for replica in range(layout.dp)]
+    fold = fold and replicas_are_alike(layout, cluster)
+    opened = opened or cluster.graph is not None  # any two streams may share a link
+    classes = [tuple(range(layout.dp))] if fold else [(replica,) for replica in range(layout.dp)]
     opening: Opening = "all" if opened else "beside" if _shares_links(layout, cluster) else "none"
     context = _Context(layout, schedule, operations, boundary_bytes, opening, fold)
     ranks = tuple(

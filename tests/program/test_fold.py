@@ -8,7 +8,7 @@ from synthetic import columns, small_transformer
 from simpar import Cluster, Overlap, Plan
 from simpar.engine.simulate import execute
 from simpar.plan.layout import lay_out
-from simpar.program.fold import replica_classes
+from simpar.program.fold import replicas_are_alike
 from simpar.program.lower import lower
 from simpar.trace.trace import Trace
 
@@ -151,4 +151,4 @@ def test_a_custom_graph_is_not_folded():
     edges = [(f"gpu{i}", "switch", 400, 1) for i in range(4)]
     cluster = Cluster.parse("h100-sxm:4").replace(graph=edges)
     layout = lay_out(Plan(zero=1), small_transformer(), cluster)
-    assert replica_classes(layout, cluster) == [(0,), (1,), (2,), (3,)]
+    assert not replicas_are_alike(layout, cluster)

@@ -25,8 +25,8 @@ from simpar.job import Job
 from simpar.model.presets import preset_names
 from simpar.plan.layout import Layout, lay_out
 from simpar.plan.plan import Plan
-from simpar.validation_text import Path as FieldPath
-from simpar.validation_text import problems
+from simpar.cli.problems import Path as FieldPath
+from simpar.cli.problems import problems
 
 Override = tuple[tuple[str, ...], Any]
 """Where to put a value in a job, such as ``(("plan", "tp"), 8)``."""

@@ -8,11 +8,11 @@ from pydantic import ValidationError
 
 from simpar.errors import JobError, PlanError
 from simpar.job import Job
-from simpar.jobfile import load_job, parse_change, read_draft
+from simpar.cli.jobfile import load_job, parse_change, read_draft
 from simpar.model.module import ModuleModel, mlp
 from simpar.model.presets import preset
 from simpar.model.transformer import Transformer
-from simpar.schema import job_schema
+from simpar.cli.schema import job_schema
 from simpar.simulation import simulate
 
 LLAMA_CONFIG = {
@@ -26,7 +26,7 @@ LLAMA_CONFIG = {
     "tie_word_embeddings": True,
 }
 GOOD = "model: llama3-8b\ncluster: h100-sxm:1x8\n"
-SHIPPED = Path(__file__).parent.parent / "scenarios" / "jobs"
+SHIPPED = Path(__file__).parent.parent.parent / "scenarios" / "jobs"
 
 
 @pytest.fixture(autouse=True)

@@ -264,7 +264,7 @@ def simulate(  # noqa: PLR0917 - Typer reads its flags from the signature
 
         typer.echo(json.dumps(result.to_dict(), indent=2, allow_nan=False))
     else:
-        from simpar.report import report  # noqa: PLC0415
+        from simpar.cli.report import report  # noqa: PLC0415
 
         _show(report(result, all_stages=stages, width=_console().width))
     _write(result, timeline=timeline, trace=trace, csv=csv, kernels=kernels)
@@ -276,7 +276,7 @@ def _layer_split(text: str | None) -> Any:
 
 
 def _simulate(job: Path | None, flags: dict[str, Any], changes: Sequence[str], allow_oom: bool) -> "Result":
-    from simpar.jobfile import parse_change, read_draft  # noqa: PLC0415
+    from simpar.cli.jobfile import parse_change, read_draft  # noqa: PLC0415
 
     if job is None and not flags and not changes:
         raise JobError("simpar simulate: give a job file, or --model and --cluster; see simpar simulate --help")
@@ -344,7 +344,7 @@ def _write(result: "Result", *, timeline: Path | None, trace: Path | None, csv: 
 @app.command()
 def models() -> None:
     """List the models that have a name."""
-    from simpar.listing import list_models  # noqa: PLC0415
+    from simpar.cli.listing import list_models  # noqa: PLC0415
 
     _show(list_models())
 
@@ -352,7 +352,7 @@ def models() -> None:
 @app.command()
 def clusters() -> None:
     """List devices, node links, fabrics and clusters that have a name."""
-    from simpar.listing import list_clusters  # noqa: PLC0415
+    from simpar.cli.listing import list_clusters  # noqa: PLC0415
 
     _show(list_clusters())
 
@@ -362,6 +362,6 @@ def schema() -> None:
     """Print the JSON Schema of job files, for editors."""
     import json  # noqa: PLC0415
 
-    from simpar.schema import job_schema  # noqa: PLC0415
+    from simpar.cli.schema import job_schema  # noqa: PLC0415
 
     typer.echo(json.dumps(job_schema(), indent=2, ensure_ascii=False))
