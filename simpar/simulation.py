@@ -114,7 +114,10 @@ def _relief(plan: Plan) -> Iterator[dict[str, Any]]:
     if plan.recompute == "none":
         yield {"recompute": "selective"}
     if plan.micro_batch > 1:
-        yield {"micro_batch": plan.micro_batch // 2, "grad_accum": None}
+        factor = 2 if plan.micro_batch % 2 == 0 else plan.micro_batch
+        # as many samples as before
+        more = None if plan.global_batch is not None else (plan.grad_accum or 1) * factor
+        yield {"micro_batch": plan.micro_batch // factor, "grad_accum": more}
     if plan.tp > 1 and not plan.sequence_parallel:
         yield {"sequence_parallel": True}
     if plan.recompute != "full":

@@ -100,7 +100,7 @@ def test_speed_measures_every_part_with_a_tiny_job() -> None:
     assert found["quick"] is True
     assert {figure["part"] for figure in found["figures"]} == set("abcdef")
     heavy = [figure for figure in found["figures"] if figure["unit"] == "packages"]
-    assert [(figure["what"], figure["value"]) for figure in heavy] == [("heavy packages loaded by it (none)", 0)]
+    assert [(figure["what"], figure["value"]) for figure in heavy] == [("heavy packages loaded by both (none)", 0)]
     assert all(figure["value"] > 0 for figure in found["figures"] if figure not in heavy)
 
 
@@ -111,7 +111,7 @@ def test_speed_measures_only_what_is_asked_for() -> None:
     assert "cores" in machine
     assert "tiny job" in machine
     assert not empty
-    assert [line[0] for line in lines] == ["c", "c"]
+    assert [line[0] for line in lines] == ["c", "c", "c"]
 
 
 def test_instructions_of_opened_runs_count_one_by_one() -> None:

@@ -20,13 +20,13 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from simpar.cli.problems import Path as FieldPath
+from simpar.cli.problems import problems
 from simpar.errors import ClusterError, JobError, PlanError, SimparError
 from simpar.job import Job
 from simpar.model.presets import preset_names
 from simpar.plan.layout import Layout, lay_out
 from simpar.plan.plan import Plan
-from simpar.cli.problems import Path as FieldPath
-from simpar.cli.problems import problems
 
 Override = tuple[tuple[str, ...], Any]
 """Where to put a value in a job, such as ``(("plan", "tp"), 8)``."""

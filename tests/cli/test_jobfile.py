@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from simpar.cli.jobfile import load_job, parse_change, read_draft
+from simpar.cli.schema import job_schema
 from simpar.errors import JobError, PlanError
 from simpar.job import Job
-from simpar.cli.jobfile import load_job, parse_change, read_draft
 from simpar.model.module import ModuleModel, mlp
 from simpar.model.presets import preset
 from simpar.model.transformer import Transformer
-from simpar.cli.schema import job_schema
 from simpar.simulation import simulate
 
 LLAMA_CONFIG = {

@@ -63,20 +63,17 @@ def test_groups_on_different_links_do_not_meet():
 
 
 def test_latency_does_not_hold_links():
-    # latency 500; the second begins to stream when the first is done
+    # 500 of latency, then 8000 and 7000 bytes; the second one's latency ends at 8000, when 500 of the first are left
     cluster = ideal_cluster(latency_s=500e-9)
     late = [work(8000 - 500), Record(COMPUTE, "e"), Wait("ep", "e"), collective("all_gather", 8000, stream="ep")]
     ranks = {r: [collective("all_gather", 8000 * 8 / 7), *late] for r in range(8)}
     trace = execute(program(ranks), cluster)
-    assert lane_spans(trace, 0, "dp")[0][1:] == (0, 8500)
-    # 500 of latency beside the first one's last 1000, half speed for 500, then alone
-    assert lane_spans(trace, 0, "ep")[0][1:] == (7500, 8000 + 7000 + 250 - 0)
+    assert lane_spans(trace, 0, "dp")[0][1:] == (0, 9000)
+    assert lane_spans(trace, 0, "ep")[0][1:] == (7500, 9000 + 6500)
 
 
 def test_a_collective_starts_when_its_last_member_arrives():
-    ranks = {
-        r: [work(100 * r), Record(COMPUTE, "e"), Wait("dp", "e"), collective("all_gather", 800)] for r in range(8)
-    }
+    ranks = {r: [work(100 * r), Record(COMPUTE, "e"), Wait("dp", "e"), collective("all_gather", 800)] for r in range(8)}
     trace = execute(program(ranks), ideal_cluster())
     assert {tuple(lane_spans(trace, r, "dp")[0][1:]) for r in range(8)} == {(700, 1400)}
 
@@ -84,7 +81,8 @@ def test_a_collective_starts_when_its_last_member_arrives():
 def test_a_forced_algorithm_runs_where_it_has_a_form():
     slow = execute(program({r: [collective()] for r in range(8)}, algorithm="ring"), H100)
     fast = execute(program({r: [collective()] for r in range(8)}), H100)
-    assert slow.step_ns == pytest.approx(collective_cost("all_reduce", 64 * MB, 8, 1, H100, algorithm="ring").total_s * 1e9)
+    ring = collective_cost("all_reduce", 64 * MB, 8, 1, H100, algorithm="ring")
+    assert abs(slow.step_ns - ring.total_s * 1e9) <= 1
     assert fast.step_ns < slow.step_ns
     # a tree does no all-gather: NCCL falls back, and so do we
     tree = execute(program({r: [collective("all_gather")] for r in range(8)}, algorithm="tree"), H100)

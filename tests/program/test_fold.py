@@ -15,15 +15,9 @@ from simpar.trace.trace import Trace
 NODES = Cluster.parse("h100-sxm:4x4")
 QUIET = NODES.replace(device=NODES.device.replace(collective_rate_during_compute=0.7))
 PODS = NODES.replace(fabric={"base": "ndr400", "pod_nodes": 2, "oversubscription": 4.0})
-LEAVES = NODES.replace(
-    fabric={"base": "ndr400", "pod_nodes": 1, "oversubscription": 3.0, "rail_optimized": False}
-)
-EIGHT_PODS = Cluster.parse("h100-sxm:8x2").replace(
-    fabric={"base": "ndr400", "pod_nodes": 2, "oversubscription": 4.0}
-)
-UNEVEN_PODS = Cluster.parse("h100-sxm:6x2").replace(
-    fabric={"base": "ndr400", "pod_nodes": 4, "oversubscription": 5.0}
-)
+LEAVES = NODES.replace(fabric={"base": "ndr400", "pod_nodes": 1, "oversubscription": 3.0, "rail_optimized": False})
+EIGHT_PODS = Cluster.parse("h100-sxm:8x2").replace(fabric={"base": "ndr400", "pod_nodes": 2, "oversubscription": 4.0})
+UNEVEN_PODS = Cluster.parse("h100-sxm:6x2").replace(fabric={"base": "ndr400", "pod_nodes": 4, "oversubscription": 5.0})
 
 PLANS: list[dict[str, Any]] = [
     {},
