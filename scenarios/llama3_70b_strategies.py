@@ -48,6 +48,8 @@ def main(timeline: str = "llama3_70b_strategies.html") -> None:
     cluster = simpar.Cluster.parse(CLUSTER)
     print(f"{MODEL} on {cluster.gpus} {cluster.device.name}, {GLOBAL_BATCH:,} samples of {SEQ_LEN:,} tokens a step\n")
     results = compare(cluster)
+    if not results:
+        return
     print("\nWhere the step goes, in seconds on the mean GPU:\n")
     print_parts(results)
     print(f"\n{verdict(results)}")

@@ -115,9 +115,10 @@ class Expansion:
         start, lane = self._spans.start_ns[parents][:, None], self._spans.lane[parents]
         stretch = (self._spans.duration_ns[parents] / np.maximum(self._undisturbed(mine), 1))[:, None]
         begin = np.maximum(free[:, None] + block.gpu_start_ns, issued[:, None] + block.host_start_ns) - start
+        end = np.maximum(free[:, None] + block.gpu_end_ns, issued[:, None] + block.host_end_ns) - start
         # edges are rounded, not lengths, so that neighbours never overlap
         stretched_begin = np.rint(begin * stretch).astype(np.int64)
-        stretched_end = np.rint((begin + block.duration_ns) * stretch).astype(np.int64)
+        stretched_end = np.rint(end * stretch).astype(np.int64)
         columns = {
             "start_ns": start + stretched_begin,
             "duration_ns": stretched_end - stretched_begin,

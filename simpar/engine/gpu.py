@@ -232,8 +232,7 @@ class Gpu:
     ) -> Generator[simpy.Event, Any, None]:
         """The process of one stream: executes its steps in order."""
         clock, events = self.clock, self.events
-        last = NONE  # row of what this stream executed last: what a record marks
-        cause = NONE  # row whose end let the stream go on
+        cause = NONE  # row whose end let the stream get here: what it executed, or waited for, last
         for step in steps:
             if type(step) is RunStep:
                 gpu_ns, waited = step.gpu_ns, 0
@@ -251,12 +250,12 @@ class Gpu:
                         gpu_ns = yield from self._make_up(start, gpu_ns)
                 if clock.ns - start < bound:
                     yield clock.timeout(bound - (clock.ns - start))
-                last = cause = self._record_run(step, lane, start, gpu_ns, waited=waited, cause=cause)
+                cause = self._record_run(step, lane, start, gpu_ns, waited=waited, cause=cause)
             elif type(step) is RecordStep:
                 waiting = events[step.event]
-                events[step.event] = last
+                events[step.event] = cause
                 if waiting is not None:
-                    waiting.succeed(last)
+                    waiting.succeed(cause)
             elif type(step) is WaitStep:
                 state = events[step.event]
                 if state is None:
@@ -270,13 +269,13 @@ class Gpu:
                 self.recorder.memory.append((clock.ns, self.rank, step.category, step.nbytes))
             elif type(step) is SendStep:
                 start = yield from self._send(name, step)
-                last = cause = step.mail.row = self._add(Row(start, clock.ns, lane, step.label, step.nbytes, cause))
+                cause = step.mail.row = self._add(Row(start, clock.ns, lane, step.label, step.nbytes, cause))
                 if step.mail.receiver is not None:
-                    step.mail.receiver.succeed(last)
+                    step.mail.receiver.succeed(cause)
             elif type(step) is MeetStep:
                 start = yield from self._meet(name, step)
                 row = Row(start, clock.ns, lane, step.label, step.nbytes, cause, step.opened)
-                last = cause = self._add(row)
+                cause = self._add(row)
         if name == COMPUTE:
             self._set_computing(False)
 

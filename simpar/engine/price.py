@@ -28,7 +28,8 @@ class BlockPrice:
         exposed_ns: time within D in which no kernel runs on the compute stream.
         links: bytes that its collectives put on the rank's own links, as (kind, direction, bytes).
         gpu_start_ns, host_start_ns: per span, start after s and after h.
-        duration_ns, on_tp, kind, name, nbytes, span_flop: per span.
+        gpu_end_ns, host_end_ns: per span, its end likewise.
+        on_tp, kind, name, nbytes, span_flop: per span.
     """
 
     gpu_ns: int
@@ -40,7 +41,8 @@ class BlockPrice:
     links: tuple[tuple[str, str, float], ...]
     gpu_start_ns: IntArray
     host_start_ns: IntArray
-    duration_ns: IntArray
+    gpu_end_ns: IntArray
+    host_end_ns: IntArray
     on_tp: npt.NDArray[np.bool_]
     kind: IntArray
     name: IntArray

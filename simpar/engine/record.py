@@ -94,7 +94,7 @@ def _close_opened_runs(
         mine = [recorder.rows[i] for i in indices]
         compute = [row for row in mine if lanes[row.lane].stream == COMPUTE]
         # a run begins when its stream is free and ends when its collectives have joined
-        start = min(row.start_ns - row.host_wait_ns for row in mine)
+        start = min(_begin(row) for row in mine)
         end = max(row.end_ns for row in mine)
         busy: dict[int, int] = {}
         for row in mine:
@@ -106,9 +106,15 @@ def _close_opened_runs(
         gpu_ns = end - start - waited
         opened_runs.append(RunRow(len(rows), OpenedPrice(busy, exposed, gpu_ns), start, gpu_ns, waited))
         flop = sum(row.value for row in compute)
-        rows.append(Row(start, end, compute[0].lane, recorder.opened[number], flop, compute[0].cause))
+        # what let the run begin is not one of its own kernels
+        cause = next((row.cause for row in sorted(mine, key=_begin) if row.cause not in indices), NONE)
+        rows.append(Row(start, end, compute[0].lane, recorder.opened[number], flop, cause))
     runs = [run._replace(row=moved[run.row]) for run in recorder.runs]
     return [row._replace(cause=moved[row.cause]) for row in rows], runs + opened_runs, children
+
+
+def _begin(row: Row) -> int:
+    return row.start_ns - row.host_wait_ns
 
 
 def _memory_events(memory: list[tuple[int, int, int, int]], ranks: Iterable[RankProgram]) -> MemoryEvents:

@@ -1,7 +1,8 @@
 """Clusters: devices in nodes, the path between GPUs of a node, the fabric between nodes; descriptions only.
 
 Routes over these descriptions are made in :mod:`simpar.hardware.fabric`, times in
-:mod:`simpar.cost.collective`. Fitted values lie in ``catalog/networks/*.yaml`` with their sources and errors.
+:mod:`simpar.cost.collective`. Fitted values lie in ``catalog/networks/*.yaml`` and ``catalog/profiles/*.json``
+with their sources and errors.
 The parameters belong to one closed form, ``t = (L^p + X^p)^(1/p)`` with latency L, streaming time X and
 smoothness p; p = 1 is latency plus bytes over bandwidth.
 """
@@ -19,6 +20,7 @@ from simpar.description import Description
 from simpar.errors import ClusterError, nearest
 from simpar.hardware.device import Device, device
 from simpar.hardware.graph import Graph
+from simpar.hardware.shipped import shipped_profile
 from simpar.units import gbps
 
 Positive = Annotated[float, Field(gt=0)]
@@ -29,6 +31,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Smoothness = Annotated[float, Field(gt=0, le=1)]
 
 _SPEC = re.compile(r"(?P<device>[^:@]+):(?:(?P<nodes>\d+)x)?(?P<gpus>\d+)(?:@(?P<fabric>.+))?")
+_PROFILE = ".json"
 _RIGHT_FORM = "write device:nodes×GPUs with an x, as in 'h100-sxm:64x8', or 'h100-sxm:8' for one node"
 
 
@@ -188,6 +191,9 @@ def _lookup(catalog: str, what: str, name: str) -> dict[str, Any]:
     if name not in known:
         raise ClusterError(f"unknown {what} '{name}'{nearest(name, known)} (known: {', '.join(known)})")
     entry: dict[str, Any] = _catalog(catalog)[name]
+    if "fit" in entry:
+        stated = {key: value for key, value in entry.items() if key != "fit"}
+        return {**shipped_profile(entry["fit"])["node_link"], **stated}
     return entry
 
 
@@ -258,11 +264,25 @@ def _read_spec(text: str) -> dict[str, Any]:
         hint = nearest(text, list(presets)) if ":" not in text else ""
         raise ClusterError(f"cluster '{text}' is not understood; {_RIGHT_FORM}{hint}")
     data: dict[str, Any] = {
-        "device": found["device"],
+        "profile" if found["device"].endswith(_PROFILE) else "device": found["device"],
         "nodes": int(found["nodes"] or 1),
         "gpus_per_node": int(found["gpus"]),
     }
     return {**data, "fabric": found["fabric"]} if found["fabric"] else data
+
+
+def _read_profile(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a cluster whose mapping names a profile; what the mapping states itself counts more."""
+    from simpar.hardware.profile import load_profile  # noqa: PLC0415 - a profile is made of this module's classes
+
+    if "device" in data:
+        raise ClusterError(
+            f"profile '{data['profile']}' brings its own device, so 'device' cannot be given too; leave one of them out"
+        )
+    profile = load_profile(str(data["profile"]))
+    parts = {"device": profile.device, "node_link": profile.node_link, "fabric": profile.fabric}
+    measured = {key: part for key, part in parts.items() if part is not None}
+    return {**measured, **{key: value for key, value in data.items() if key != "profile"}}
 
 
 class Cluster(Description):
@@ -270,7 +290,8 @@ class Cluster(Description):
 
     ``device``, ``node_link`` and ``fabric`` take a catalog name, or a mapping with a catalog name as ``base``
     and the fields that differ. What is not given follows from the device. A text such as ``h100-sxm:64x8``
-    (or a preset's name) stands for a whole cluster.
+    (or a preset's name) stands for a whole cluster. The path of a profile (``profile.json:1x8``, or a mapping
+    with ``profile`` instead of ``device``) brings the device, node link and fabric that were measured.
 
     >>> cluster = Cluster(device="h100-sxm", nodes=64, fabric={"base": "ndr400", "nic_gbps": 800})
     >>> cluster.gpus, cluster.node_link.kind, cluster.nic_bytes_per_s / 1e9
@@ -297,6 +318,8 @@ class Cluster(Description):
     def _follow_device(cls, data: Any) -> Any:
         if isinstance(data, str):
             data = _read_spec(data)
+        if isinstance(data, Mapping) and data.get("profile") is not None:
+            data = _read_profile(data)
         if not isinstance(data, Mapping) or "device" not in data:
             return data
         chosen = _device(data["device"])

@@ -3,7 +3,8 @@
 No times live here; :mod:`simpar.cost` derives them. The catalog is data (``catalog/devices/*.yaml``), one
 file a device, every number with its source. A file may name a ``base`` device of the catalog and state only
 what differs: mappings merge, ``null`` removes a key, and what is inherited is marked "assumed from" in
-``sources``.
+``sources``. It may name a profile of the catalog as ``fit`` (:mod:`simpar.hardware.shipped`), from which it
+takes all that it does not state, with sources and errors.
 """
 
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from simpar.description import Description
 from simpar.errors import ClusterError, nearest
+from simpar.hardware.shipped import shipped_profile, shipped_profile_names
 from simpar.model.work import AttentionKernel, DType, MemoryClass
 from simpar.units import GIB
 
@@ -258,6 +260,14 @@ def _parse(text: str, origin: str) -> dict[str, Any]:
         raise ClusterError(f"{origin}: is not valid YAML ({reason}); mend its syntax") from None
     if not isinstance(data, dict):
         raise ClusterError(f"{origin}: must be a mapping of device fields; start with 'name: ...'")
+    fit = data.pop("fit", None)
+    if fit is not None:
+        if fit not in shipped_profile_names():
+            raise ClusterError(
+                f"{origin}: fit '{fit}' is not in the catalog{nearest(str(fit), shipped_profile_names())}; "
+                f"use one of {', '.join(shipped_profile_names())}"
+            )
+        data = _merge(shipped_profile(fit)["device"], data)
     base = data.pop("base", None)
     if base is None:
         return data

@@ -95,7 +95,7 @@ class Profile(Description):
 
     def to_json(self) -> str:
         """The file's text: sorted and indented, equal for equal profiles."""
-        return json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+        return json.dumps(_sorted(self.model_dump(mode="json")), indent=1, ensure_ascii=False) + "\n"
 
     def write(self, path: str | Path) -> None:
         """Writes the file, complete or not at all.
@@ -117,6 +117,14 @@ class Profile(Description):
             raise ClusterError(f"{path}: cannot be written ({error.strerror}); choose another place") from None
         finally:
             Path(draft).unlink(missing_ok=True)
+
+
+def _sorted(value: Any) -> Any:
+    """Mappings by key, head sizes by size."""
+    if isinstance(value, dict):
+        keys = sorted(value, key=lambda key: (int(key) if key.isdigit() else 0, key))
+        return {key: _sorted(value[key]) for key in keys}
+    return [_sorted(item) for item in value] if isinstance(value, list) else value
 
 
 def load_profile(path: str | Path) -> Profile:

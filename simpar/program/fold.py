@@ -16,6 +16,10 @@ def replicas_are_alike(layout: Layout, cluster: Cluster) -> bool:
         return False
     tp = layout.plan.tp
     blocks = [cluster.gpus_per_node]
+    link = cluster.node_link
+    while link.beyond is not None and link.reach is not None:
+        blocks.append(link.reach)
+        link = link.beyond
     pod_nodes = None if cluster.fabric is None else cluster.fabric.pod_nodes
     if pod_nodes is not None and pod_nodes < cluster.nodes:
         if cluster.nodes % pod_nodes:

@@ -159,6 +159,19 @@ def test_a_transformer_opened_equals_closed(plan, launch_s):
     assert memory_rows(opened) == memory_rows(closed)
 
 
+@pytest.mark.parametrize("launch_s", [0.0, 1e-3])
+def test_with_interference_both_regimes_are_exact(launch_s):
+    # in between, a block takes the longer of both; where launches decide, nothing runs beside anything
+    cluster = Cluster.parse("h100-sxm:4")
+    assert cluster.device.compute_rate_during_collectives < 1
+    model = small_transformer(hidden=1024, heads=16, ffn_hidden=4096)
+    plan = Plan(tp=4, sequence_parallel=True, seq_len=1024, grad_accum=2, launch_s=launch_s)
+    layout = lay_out(plan, model, cluster)
+    closed, opened = (execute(lower(model, cluster, layout, opened=o), cluster) for o in (False, True))
+    assert opened.step_ns == closed.step_ns
+    assert kernel_rows(opened) == kernel_rows(closed)
+
+
 def test_kernels_lie_in_their_operation_and_do_not_overlap():
     cluster = Cluster.parse("h100-sxm:8")
     result = simulate(job(small_transformer(), cluster, tp=8, sequence_parallel=True, seq_len=512, grad_accum=3))

@@ -120,6 +120,27 @@ def test_replicas_that_cross_pods_unevenly_fold(plan):
     assert_folds(UNEVEN_PODS, plan)
 
 
+@pytest.mark.parametrize("plan", [{"zero": 3, "dp_shard": 3}, {"pp": 2, "grad_accum": 3, "zero": 1}], ids=name)
+def test_replicas_that_straddle_nodes_unevenly_are_not_folded(plan):
+    cluster = Cluster.parse("h100-sxm:3x4")
+    assert not replicas_are_alike(lay_out(Plan(**plan), small_transformer(), cluster), cluster)
+    assert_folds(cluster, plan)
+
+
+def test_replicas_that_straddle_sockets_unevenly_are_not_folded():
+    # GPUs 0 to 7 are near each other, so the first replicas of two six-rank stages are faster than the others
+    far = NODES.node_link.replace(bandwidth_bytes_per_s=2e9)
+    cluster = Cluster.parse("h100-sxm:12").replace(node_link=NODES.node_link.replace(reach=8, beyond=far))
+    assert_folds(cluster, {"pp": 2, "grad_accum": 3})
+    durations = {
+        length for kind, _, length, *_ in rank_spans(run(cluster, {"pp": 2}, fold=False), 0) if kind == "pp_forward"
+    }
+    others = {
+        length for kind, _, length, *_ in rank_spans(run(cluster, {"pp": 2}, fold=False), 5) if kind == "pp_forward"
+    }
+    assert durations != others
+
+
 @pytest.mark.parametrize("plan", [PLANS[1], PLANS[9], PLANS[16]], ids=name)
 def test_every_kernel_of_every_rank_adds_up_to_the_same_step(plan):
     # blocks that nobody disturbs may run as one event; with all of them opened nothing changes

@@ -79,6 +79,17 @@ def test_timeline_goes_where_it_is_told_and_a_single_plan_wins_alone(
     assert "slower" not in printed
 
 
+def test_plans_that_do_not_fit_have_no_winner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario = load("llama3_70b_strategies")
+    monkeypatch.setattr(scenario, "PLANS", {"FSDP": scenario.PLANS["FSDP"]})
+    scenario.main(str(tmp_path / "winner.html"))
+    assert not (tmp_path / "winner.html").exists()
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("FSDP  does not fit: stage 0 needs 370 GiB (activations")
+
+
 @pytest.mark.parametrize(("samples", "ranks"), [(60_000, 8), (60_000, 7), (5, 8), (1, 1)])
 def test_blocks_hold_each_sample_once_and_differ_by_at_most_one(samples: int, ranks: int) -> None:
     blocks = load("mlp_data_parallel").blocks(samples, ranks)
