@@ -65,6 +65,10 @@ def _collector_paused() -> Iterator[None]:
     try:
         yield
     finally:
+        if gc.get_freeze_count() == 0:
+            # freezing and thawing makes young objects old without looking at them: no scan right after the run either
+            gc.freeze()
+            gc.unfreeze()
         gc.enable()
 
 

@@ -68,19 +68,21 @@ def state_bytes(
 
 
 def optimizer_traffic(
-    parameters: int, *, precision: str, grad_dtype: str, optimizer: str, optimizer_dtype: str
+    parameters: int, *, precision: str, grad_dtype: str, optimizer: str, optimizer_dtype: str, clips: bool = True
 ) -> dict[str, int]:
     """Bytes that the optimizer's kernels move for ``parameters`` parameters of the rank's shard, by kernel.
 
-    The gradient norm reads gradients and clipping scales them in place; fp16 training also unscales them. The update
-    reads them, and reads and writes moments and (master) weights; where there is a master copy, it is cast to the
-    weights that compute reads.
+    Where gradients are clipped, their norm reads them and clipping scales them in place; fp16 training also unscales
+    them. The update reads them, and reads and writes moments and (master) weights; where there is a master copy, it is
+    cast to the weights that compute reads.
     """
     width, grad, weight = DTYPE_BYTES[optimizer_dtype], DTYPE_BYTES[grad_dtype], weight_bytes(precision)
     master = has_master(precision, optimizer_dtype)
     states = 2 * width * _MOMENTS[optimizer] + 2 * (width if master else weight)
     traffic = {"unscale gradients": 2 * grad} if precision == "fp16" else {}
-    traffic |= {"grad norm": grad, "clip gradients": 2 * grad, optimizer: grad + states}
+    if clips:
+        traffic |= {"grad norm": grad, "clip gradients": 2 * grad}
+    traffic[optimizer] = grad + states
     if master:
         traffic["cast weights"] = width + weight
     return {name: nbytes * parameters for name, nbytes in traffic.items()}

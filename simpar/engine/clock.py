@@ -1,20 +1,90 @@
-"""The clock of a run: a SimPy environment that counts whole nanoseconds."""
+"""The clock of a run: a SimPy environment that counts whole nanoseconds and runs streams as coroutines.
 
-from collections.abc import Callable
+A stream waits for a length of time (it yields an int) or for a :class:`Signal`. SimPy's own processes put every
+hand-over between two of them into the event queue; streams hand over several times in the same instant, so here only
+what takes time is an event, and who waits for a signal goes on in the instant in which it fires, in order of waiting.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any
 
 import simpy
 
 
+class Signal:
+    """Something that happens once, with a value for those who wait."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: list[Callable[[Any], None]] | None = None
+
+    def then(self, callback: Callable[[Any], None]) -> None:
+        """Calls back with the value when the signal fires."""
+        if self._waiting is None:
+            self._waiting = [callback]
+        else:
+            self._waiting.append(callback)
+
+
+Stream = Generator["int | Signal", Any, None]
+"""A coroutine that yields nanoseconds to pass, or signals to wait for."""
+
+
+class _Running:
+    """A stream in progress: called when what it waits for is there."""
+
+    __slots__ = ("_clock", "_send")
+
+    def __init__(self, clock: "Clock", stream: Stream) -> None:
+        self._clock = clock
+        self._send = stream.send
+
+    def __call__(self, value: Any) -> None:
+        try:
+            request = self._send(value)
+        except StopIteration:
+            return
+        if type(request) is int:
+            self._clock.after(request, self)
+        else:
+            request.then(self)  # type: ignore[union-attr]  # what is no delay is a signal
+
+
 class Clock(simpy.Environment):
     """An environment whose time is an integer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ready: deque[tuple[Callable[[Any], None], Any]] = deque()
 
     @property
     def ns(self) -> int:
         """The present, in nanoseconds."""
         return self._now  # type: ignore[return-value]  # only ever moved by whole nanoseconds
 
-    def after(self, delay_ns: int, callback: Callable[[simpy.Event], None]) -> None:
+    def start(self, stream: Stream) -> None:
+        """Runs a stream from now on."""
+        self.after(0, _Running(self, stream))
+
+    def after(self, delay_ns: int, callback: Callable[[Any], None]) -> None:
         """Calls back after a delay."""
-        timeout = self.timeout(delay_ns)
-        assert timeout.callbacks is not None
-        timeout.callbacks.append(callback)
+        # the timeout carries what to call as its value, which spares a closure
+        simpy.Timeout(self, delay_ns, callback).callbacks = [self._elapsed]
+
+    def fire(self, signal: Signal, value: Any = None) -> None:
+        """It happened: all who wait go on, before time does."""
+        waiting = signal._waiting
+        if waiting is not None:
+            signal._waiting = None
+            for callback in waiting:
+                self._ready.append((callback, value))
+
+    def _elapsed(self, timeout: simpy.Event) -> None:
+        callback: Callable[[Any], None] = timeout.value  # type: ignore[assignment]  # see after
+        callback(None)
+        ready = self._ready
+        while ready:
+            callback, value = ready.popleft()
+            callback(value)

@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, NamedTuple
 
-import simpy
-
-from simpar.engine.clock import Clock
-from simpar.engine.network import Flow, LinkLoad, Network
+from simpar.engine.clock import Clock, Signal, Stream
+from simpar.engine.network import Flow, LinkLoad, Network, Route
 from simpar.engine.price import OperationPrice
 from simpar.engine.rows import CATEGORY, Label, Recorder, Row, RunRow
 from simpar.program.ir import COMPUTE
@@ -50,7 +48,7 @@ class WaitStep(NamedTuple):
     """Waits for an event."""
 
     event: int
-    name: str
+    name: Hashable
 
 
 class ReceiveStep(NamedTuple):
@@ -72,9 +70,7 @@ class SendStep(NamedTuple):
     label: Label
     issue_ns: int
     nbytes: float
-    latency_ns: int
-    stream_ns: int
-    loads: list[LinkLoad]
+    route: Route
     mail: "Mail"
 
 
@@ -103,21 +99,21 @@ class Meeting:
     expected: int
     loads: list[LinkLoad]
     arrived: "list[tuple[Gpu, MeetStep]]" = field(default_factory=list)
-    finished: simpy.Event | None = None
+    finished: Signal | None = None
     start_ns: int = 0
 
 
-class Mail:
-    """One message: its row once delivered, whether its receiver is there, and who waits for which."""
+class Mail(Signal):
+    """One message, as a signal of its arrival: its row once delivered, whether its receiver is there, who waits."""
 
-    __slots__ = ("box", "posted", "receiver", "row", "sender", "source", "tag", "target")
+    __slots__ = ("box", "posted", "row", "sender", "source", "tag", "target")
 
     def __init__(self, source: int, target: int, tag: Hashable) -> None:
+        super().__init__()
         self.source, self.target, self.tag = source, target, tag
         self.row = NONE
         self.posted = False
-        self.sender: simpy.Event | None = None
-        self.receiver: simpy.Event | None = None
+        self.sender: Signal | None = None
         self.box: Mailbox | None = None
 
 
@@ -126,7 +122,7 @@ class Mailbox:
     """The bounded buffer of a receiver for one direction."""
 
     free: int
-    waiting: list[simpy.Event] = field(default_factory=list)
+    waiting: list[Signal] = field(default_factory=list)
 
 
 def awaited(step: Step) -> str:
@@ -164,7 +160,7 @@ class Gpu:
         self.recorder = recorder
         self.rank = rank
         self.events: list[Any] = []  # per event: None, an Event that somebody waits for, or the row that recorded it
-        self.blocked: dict[str, Step] = {}  # stream -> the step at which it waits
+        self.blocked: dict[str, Step] = {}  # stream that is not done -> the step at which it waited last
         self._rendezvous = rendezvous
         self._compute_rate = compute_rate
         self._collective_rate = collective_rate
@@ -173,7 +169,7 @@ class Gpu:
         self._left = 0.0  # work of the present operation that is not done, as of _since
         self._since = 0
         self._disturbed = False
-        self._waker: simpy.Event | None = None
+        self._waker: Signal | None = None
         self._version = 0
 
     # ---- compute beside collectives ---------------------------------------------------------------------------------
@@ -217,7 +213,7 @@ class Gpu:
     def _fire(self, version: int) -> None:
         if version == self._version and self._waker is not None:
             waker, self._waker = self._waker, None
-            waker.succeed()
+            self.clock.fire(waker)
 
     def _set_computing(self, computing: bool) -> None:
         if computing != self._computing:
@@ -227,84 +223,112 @@ class Gpu:
 
     # ---- streams ----------------------------------------------------------------------------------------------------
 
-    def stream(  # noqa: PLR0912 - one branch per kind of step; a call per step would cost as much as the step
-        self, name: str, lane: int, steps: list[Step]
-    ) -> Generator[simpy.Event, Any, None]:
-        """The process of one stream: executes its steps in order."""
+    def compute(  # noqa: PLR0912 - a call per step would cost as much as the step
+        self, lane: int, steps: "list[Step]"
+    ) -> Stream:
+        """The compute stream: executes its steps in order."""
         clock, events = self.clock, self.events
         cause = NONE  # row whose end let the stream get here: what it executed, or waited for, last
         for step in steps:
             if type(step) is RunStep:
                 gpu_ns, waited = step.gpu_ns, 0
-                if step.price is None and clock.ns < step.issue_ns + step.host_ns - gpu_ns:
+                end = step.issue_ns + step.host_ns  # at the earliest, because of the host
+                if step.price is None and clock.ns < end - gpu_ns:
                     waited = yield from self._launched(step)
                 start = clock.ns
-                bound = step.issue_ns + step.host_ns - start
+                bound = end - start
                 if self._flows:
                     yield from self._run_slowed(gpu_ns)
                     gpu_ns = clock.ns - start
                 else:
                     self._left, self._since, self._disturbed = float(gpu_ns), start, False
-                    yield clock.timeout(gpu_ns if gpu_ns > bound else bound)
+                    yield gpu_ns if gpu_ns > bound else bound
                     if self._disturbed:
                         gpu_ns = yield from self._make_up(start, gpu_ns)
-                if clock.ns - start < bound:
-                    yield clock.timeout(bound - (clock.ns - start))
-                cause = self._record_run(step, lane, start, gpu_ns, waited=waited, cause=cause)
+                now = clock.ns
+                if now < end:
+                    yield end - now
+                    now = end
+                cause = self._record_run(step, lane, (start, now), gpu_ns, waited, cause)
             elif type(step) is RecordStep:
-                waiting = events[step.event]
-                events[step.event] = cause
-                if waiting is not None:
-                    waiting.succeed(cause)
+                self._record(step, cause)
             elif type(step) is WaitStep:
-                state = events[step.event]
-                if state is None:
-                    state = events[step.event] = clock.event()
-                if type(state) is not int:
-                    cause = yield from self._wait(name, step, state)
+                signal = events[step.event]
+                if type(signal) is not int:
+                    if signal is None:
+                        signal = events[step.event] = Signal()
+                    cause = yield from self._idle(step, signal)
             elif type(step) is ReceiveStep:
                 if step.mail.row == NONE or step.mail.box is not None:
-                    cause = yield from self._receive(name, step, cause)
+                    cause = yield from self._receive(step, cause)
             elif type(step) is AllocStep:
                 self.recorder.memory.append((clock.ns, self.rank, step.category, step.nbytes))
+        self._set_computing(False)
+        self.blocked.pop(COMPUTE, None)
+
+    def communicate(self, name: str, lane: int, steps: "list[Step]") -> Stream:
+        """The stream of a communicator: executes its steps in order."""
+        clock, events, rows, transfer = self.clock, self.events, self.recorder.rows, self.network.transfer
+        cause = NONE
+        for step in steps:
+            if type(step) is RecordStep:
+                self._record(step, cause)
+            elif type(step) is WaitStep:
+                signal = events[step.event]
+                if type(signal) is not int:
+                    if signal is None:
+                        signal = events[step.event] = Signal()
+                    self.blocked[name] = step
+                    cause = yield signal
             elif type(step) is SendStep:
-                start = yield from self._send(name, step)
-                cause = step.mail.row = self._add(Row(start, clock.ns, lane, step.label, step.nbytes, cause))
-                if step.mail.receiver is not None:
-                    step.mail.receiver.succeed(cause)
+                mail, start = step.mail, clock.ns
+                if step.issue_ns > start:
+                    yield step.issue_ns - start
+                    start = step.issue_ns
+                if self._rendezvous or mail.box is not None:
+                    yield from self._make_room(name, step)
+                    start = clock.ns
+                yield transfer(step.route)
+                mail.row = len(rows)
+                rows.append(Row(start, clock.ns, lane, step.label, step.nbytes, cause))
+                cause = mail.row
+                clock.fire(mail, cause)
             elif type(step) is MeetStep:
+                if step.issue_ns > clock.ns:
+                    yield step.issue_ns - clock.ns
                 start = yield from self._meet(name, step)
-                row = Row(start, clock.ns, lane, step.label, step.nbytes, cause, step.opened)
-                cause = self._add(row)
-        if name == COMPUTE:
-            self._set_computing(False)
+                rows.append(Row(start, clock.ns, lane, step.label, step.nbytes, cause, step.opened))
+                cause = len(rows) - 1
+        self.blocked.pop(name, None)
 
-    def _add(self, row: Row) -> int:
-        self.recorder.rows.append(row)
-        return len(self.recorder.rows) - 1
+    def _record(self, step: RecordStep, cause: int) -> None:
+        waiting = self.events[step.event]
+        self.events[step.event] = cause
+        if waiting is not None:
+            self.clock.fire(waiting, cause)
 
-    def _record_run(self, step: RunStep, lane: int, start: int, gpu_ns: int, *, waited: int, cause: int) -> int:
-        recorder, now = self.recorder, self.clock.ns
-        row = self._add(Row(start, now, lane, step.label, step.flop, cause, step.opened, waited))
+    def _record_run(  # noqa: PLR0917 - keywords cost time here
+        self, step: RunStep, lane: int, when: tuple[int, int], gpu_ns: int, waited: int, cause: int
+    ) -> int:
+        recorder, (start, end) = self.recorder, when
+        number = len(recorder.rows)
+        recorder.rows.append(Row(start, end, lane, step.label, step.flop, cause, step.opened, waited))
         if step.price is not None:
-            recorder.runs.append(RunRow(row, step.price, step.issue_ns, gpu_ns, now - start - gpu_ns))
+            recorder.runs.append(RunRow(number, step.price, step.issue_ns, gpu_ns, end - start - gpu_ns))
         if step.transient_bytes:
             recorder.memory.append((start, self.rank, _ACTIVATIONS, step.transient_bytes))
-            recorder.memory.append((now, self.rank, _ACTIVATIONS, -step.transient_bytes))
+            recorder.memory.append((end, self.rank, _ACTIVATIONS, -step.transient_bytes))
+        return number
+
+    def _idle(self, step: Step, signal: Signal) -> Generator[int | Signal, Any, int]:
+        """Compute waits; returns the row that ended the wait."""
+        self.blocked[COMPUTE] = step  # word for a deadlock report
+        self._set_computing(False)
+        row: int = yield signal
+        self._set_computing(True)
         return row
 
-    def _wait(self, name: str, step: Step, event: simpy.Event) -> Generator[simpy.Event, Any, int]:
-        """Waits, and leaves word of it for a deadlock report; returns the row that ended the wait."""
-        self.blocked[name] = step
-        if name == COMPUTE:
-            self._set_computing(False)
-        row: int = yield event
-        if name == COMPUTE:
-            self._set_computing(True)
-        del self.blocked[name]
-        return row
-
-    def _make_up(self, start: int, gpu_ns: int) -> Generator[simpy.Event, Any, int]:
+    def _make_up(self, start: int, gpu_ns: int) -> Generator[int | Signal, Any, int]:
         """Does the work that collectives left undone; returns the time on the device, from ``start`` on."""
         self._advance()
         if self._left <= _DONE:
@@ -312,74 +336,66 @@ class Gpu:
         yield from self._run_slowed(self._left)
         return self.clock.ns - start
 
-    def _run_slowed(self, work: float) -> Generator[simpy.Event, Any, None]:
+    def _run_slowed(self, work: float) -> Stream:
         """Runs work at a rate that may change; :meth:`_arm` finds out when it is done."""
         self._left, self._since = float(work), self.clock.ns
-        self._waker = waker = self.clock.event()
+        self._waker = waker = Signal()
         self._arm()
         yield waker
 
-    def _launched(self, step: RunStep) -> Generator[simpy.Event, Any, int]:
+    def _launched(self, step: RunStep) -> Generator[int | Signal, Any, int]:
         """The device idles until the host has launched a kernel; returns for how long."""
         waited = step.issue_ns + step.host_ns - step.gpu_ns - self.clock.ns
         self._set_computing(False)
-        yield self.clock.timeout(waited)
+        yield waited
         self._set_computing(True)
         return waited
 
-    def _issued(self, step: "SendStep | MeetStep") -> Generator[simpy.Event, Any, None]:
-        if step.issue_ns > self.clock.ns:
-            yield self.clock.timeout(step.issue_ns - self.clock.ns)
-
-    def _receive(self, name: str, step: ReceiveStep, cause: int) -> Generator[simpy.Event, Any, int]:
+    def _receive(self, step: ReceiveStep, cause: int) -> Generator[int | Signal, Any, int]:
         mail = step.mail
         mail.posted = True
         if mail.row == NONE:
             if mail.sender is not None:
-                mail.sender.succeed(NONE)
-            mail.receiver = self.clock.event()
-            cause = yield from self._wait(name, step, mail.receiver)
+                self.clock.fire(mail.sender, NONE)
+            cause = yield from self._idle(step, mail)
         if mail.box is not None:
             mail.box.free += 1
             if mail.box.waiting:
-                mail.box.waiting.pop(0).succeed(NONE)
+                self.clock.fire(mail.box.waiting.pop(0), NONE)
         return cause
 
-    def _send(self, name: str, step: SendStep) -> Generator[simpy.Event, Any, int]:
-        """Transfers a message as soon as its receiver has room (or is there); returns when the transfer began."""
-        mail, clock = step.mail, self.clock
-        yield from self._issued(step)
+    def _make_room(self, name: str, step: SendStep) -> Stream:
+        """Waits until the receiver is there (rendezvous), or has room in its buffer."""
+        mail = step.mail
+        self.blocked[name] = step
         if self._rendezvous and not mail.posted:
-            mail.sender = clock.event()
-            yield from self._wait(name, step, mail.sender)
+            mail.sender = Signal()
+            yield mail.sender
         if mail.box is not None:
             while mail.box.free == 0:
-                room = clock.event()
+                room = Signal()
                 mail.box.waiting.append(room)
-                yield from self._wait(name, step, room)
+                yield room
             mail.box.free -= 1
-        start = clock.ns
-        yield self.network.transfer(step.latency_ns, step.stream_ns, step.loads).done
-        return start
 
-    def _meet(self, name: str, step: MeetStep) -> Generator[simpy.Event, Any, int]:
+    def _meet(self, name: str, step: MeetStep) -> Generator[int | Signal, Any, int]:
         """Meets the other members; the last to arrive starts the transfer for all. Returns when it began."""
         meeting = step.meeting
-        yield from self._issued(step)
         meeting.arrived.append((self, step))
         if len(meeting.arrived) < meeting.expected:
             if meeting.finished is None:
-                meeting.finished = self.clock.event()
-            yield from self._wait(name, step, meeting.finished)
+                meeting.finished = Signal()
+            self.blocked[name] = step
+            yield meeting.finished
             return meeting.start_ns
         meeting.start_ns = self.clock.ns
         loads = [*meeting.loads, *(load for _, member in meeting.arrived for load in member.loads)]
-        flow = self.network.transfer(step.latency_ns, step.stream_ns, loads)
+        flow = self.network.transfer(self.network.route(step.latency_ns, step.stream_ns, loads))
         for gpu, _ in meeting.arrived:
             gpu.begin_collective(flow)
-        yield flow.done
+        yield flow
         for gpu, _ in meeting.arrived:
             gpu.end_collective(flow)
         if meeting.finished is not None:
-            meeting.finished.succeed(NONE)
+            self.clock.fire(meeting.finished, NONE)
         return meeting.start_ns

@@ -7,11 +7,11 @@ with a change.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from math import ceil
+from typing import NamedTuple
 
-import simpy
-
-from simpar.engine.clock import Clock
+from simpar.engine.clock import Clock, Signal
 
 _SLACK = 1 + 1e-9  # a link is saturated when demand exceeds capacity by more than rounding
 
@@ -39,24 +39,44 @@ class Link:
 LinkLoad = tuple[Link, float, int]  # link, bytes, number of equal flows behind them
 
 
-class Flow:
-    """A transfer: ``left`` nanoseconds of uncontended streaming, now at ``rate`` (1 uncontended, 0 not begun).
+class Flow(Signal):
+    """A transfer, as a signal of its end.
+
+    It has ``left`` nanoseconds of uncontended streaming, now at ``rate`` (1 uncontended, 0 not begun).
 
     ``slowed_by`` counts the members that compute meanwhile.
     """
 
-    __slots__ = ("begins_ns", "done", "left", "limit", "loads", "rate", "since", "slowed_by", "version")
+    __slots__ = ("begins_ns", "left", "limit", "loads", "rate", "since", "slowed_by", "version")
 
-    def __init__(self, duration_ns: int, loads: list[LinkLoad], begins_ns: int, done: simpy.Event) -> None:
+    def __init__(self, duration_ns: int, loads: list[LinkLoad], begins_ns: int) -> None:
+        super().__init__()
         self.left = float(duration_ns)
         self.loads = loads  # bytes per ns at full speed
         self.begins_ns = begins_ns
-        self.done = done
         self.rate = 0.0
         self.limit = 1.0
         self.slowed_by = 0
         self.since = 0
         self.version = 0
+
+
+class Route(NamedTuple):
+    """What one transfer asks of its links.
+
+    Attributes:
+        latency_ns: time during which no link is held.
+        duration_ns: streaming time when alone.
+        demands: link, bytes per nanosecond at full speed, and number of equal flows.
+        carried: link and bytes.
+        crowded: whether a link cannot even carry this transfer alone at full speed.
+    """
+
+    latency_ns: int
+    duration_ns: int
+    demands: list[LinkLoad]
+    carried: list[tuple[Link, float]]
+    crowded: bool
 
 
 class Network:
@@ -77,31 +97,42 @@ class Network:
         """Name, bytes carried and capacity (bytes/s) of every link that was used."""
         return ((n, x.total_bytes, x.capacity * 1e9) for n, x in self._links.items() if x.total_bytes > 0)
 
-    def transfer(self, latency_ns: int, duration_ns: int, loads: Iterable[LinkLoad]) -> Flow:
-        """Starts a transfer of ``loads`` (link, bytes, equal flows); ``flow.done`` fires with its end."""
-        clock = self._clock
+    def route(self, latency_ns: int, duration_ns: int, loads: Iterable[LinkLoad]) -> "Route":
+        """A transfer that may be started many times: what it asks of each link when alone."""
+        loads = list(loads)
         per_ns = 1.0 / duration_ns if duration_ns else 0.0
-        demands, company = [], False
-        for link, nbytes, flows in loads:
+        demands = [(link, nbytes * per_ns, flows) for link, nbytes, flows in loads]
+        # a bundle of equal flows may be too much for a link all by itself
+        crowded = any(demand > link.capacity * _SLACK for link, demand, _ in demands)
+        return Route(latency_ns, duration_ns, demands, [(link, nbytes) for link, nbytes, _ in loads], crowded)
+
+    def transfer(self, route: "Route") -> Flow:
+        """Starts a transfer; the flow fires with its end."""
+        clock = self._clock
+        latency_ns, duration_ns, demands, carried, company = route
+        for link, nbytes in carried:
             link.total_bytes += nbytes
-            demand = nbytes * per_ns
-            demands.append((link, demand, flows))
-            # a bundle of equal flows may be too much for a link all by itself
-            company = company or bool(link.flows) or demand > link.capacity * _SLACK
-        flow = Flow(duration_ns, demands, clock.ns + latency_ns, clock.event())
+            if link.flows:
+                company = True
+        flow = Flow(duration_ns, demands, clock.ns + latency_ns)
         if company:
-            for link, _, _ in demands:
+            for link, _ in carried:
                 for other in link.flows:
                     self._announce(other)
-        for link, _, _ in demands:
+        for link, _ in carried:
             link.flows.append(flow)
         if company:
             self._announce(flow)
         else:
             # nobody else is there: unless a later transfer announces this one, it begins and ends undisturbed
-            version = flow.version = 1
-            clock.after(latency_ns + duration_ns, lambda _: self._finish(flow) if flow.version == version else None)
+            flow.version = 1
+            clock.after(latency_ns + duration_ns, partial(self._finish_version, flow, 1))
         return flow
+
+    def _finish_version(self, flow: Flow, version: int, _: object) -> None:
+        """Ends a flow, unless its rate has changed since this end was foreseen."""
+        if flow.version == version:
+            self._finish(flow)
 
     def set_limit(self, flow: Flow, limit: float) -> None:
         """Caps the progress rate of a flow (compute beside it takes memory bandwidth and SMs)."""
@@ -137,16 +168,19 @@ class Network:
             self._set_rate(flow, 1.0)
 
     def _finish(self, flow: Flow) -> None:
+        if flow.version == 1:  # it was alone all the time
+            for link, _, _ in flow.loads:
+                link.flows.remove(flow)
+            self._clock.fire(flow)
+            return
         contended: list[Flow] = []
-        announced = flow.version > 1
         for link, demand, _ in flow.loads:
             if link.saturated:
                 contended.extend(other for other in link.flows if other is not flow and other.rate > 0)
             link.flows.remove(flow)
-            if announced:
-                link.demand = link.demand - demand if any(other.rate > 0 for other in link.flows) else 0.0
+            link.demand = link.demand - demand if any(other.rate > 0 for other in link.flows) else 0.0
         flow.rate = 0.0
-        flow.done.succeed()
+        self._clock.fire(flow)
         seen: set[Flow] = set()
         for other in contended:
             if other not in seen:
@@ -162,7 +196,7 @@ class Network:
         flow.version = version = flow.version + 1
         # a hair below the next nanosecond counts as there: floats must not add a tick to an exact time
         delay = ceil(flow.left / rate - 1e-6)
-        self._clock.after(delay, lambda _: self._finish(flow) if flow.version == version else None)
+        self._clock.after(delay, partial(self._finish_version, flow, version))
 
     @staticmethod
     def _component(start: Flow) -> list[Flow]:

@@ -1,7 +1,8 @@
 """Runs a program on the clock: one environment per run, no state outside it."""
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import repeat
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from simpar.engine.gpu import (
     WaitStep,
     awaited,
 )
-from simpar.engine.network import LinkLoad, Network
+from simpar.engine.network import LinkLoad, Network, Route
 from simpar.engine.price import BlockPrice, OperationPrice
 from simpar.engine.record import build_trace
 from simpar.engine.rows import CATEGORY, KIND, Label, Recorder
@@ -90,14 +91,14 @@ class _Simulation:
         self._members: dict[Group, set[int]] = {}
         self._blocks: dict[int, BlockPrice] = {}
         self._operations: dict[int, OperationPrice] = {}
-        self._messages: dict[tuple[float, int, int], tuple[int, int, list[LinkLoad]]] = {}
+        self._messages: dict[tuple[float, int, int], Route] = {}
         opened = [self._opened(rank) for rank in program.ranks]
-        for rank, instructions in zip(program.ranks, opened, strict=True):
-            for instruction, _ in instructions:
+        for rank, (instructions, _) in zip(program.ranks, opened, strict=True):
+            for instruction in instructions:
                 if type(instruction) is Collective:
                     self._members.setdefault(instruction.group, set()).add(rank.rank)
-        for rank, instructions in zip(program.ranks, opened, strict=True):
-            self._load(rank, instructions)
+        for rank, (instructions, runs) in zip(program.ranks, opened, strict=True):
+            self._load(rank, instructions, runs)
 
     def run(self) -> int:
         """Lets the clock go; returns the end of the last span."""
@@ -123,24 +124,25 @@ class _Simulation:
 
     # ---- loading ----------------------------------------------------------------------------------------------------
 
-    def _opened(self, rank: RankProgram) -> list[tuple[Instruction, int]]:
-        """Instructions, those of opened runs one by one with the number of their run (else -1)."""
-        found: list[tuple[Instruction, int]] = []
+    def _opened(self, rank: RankProgram) -> tuple[Sequence[Instruction], Iterable[int]]:
+        """Instructions, opened runs replaced by what they are made of; per instruction the number of its run, or -1."""
+        if not any(type(instruction) is Run and instruction.opened for instruction in rank.instructions):
+            return rank.instructions, repeat(NONE)
+        instructions: list[Instruction] = []
+        runs: list[int] = []
         for number, instruction in enumerate(rank.instructions):
             if type(instruction) is Run and instruction.opened:
-                key = self.recorder.open(self._label(instruction))
-                transient = instruction.transient_bytes
-                if transient:
-                    found.append((Alloc("activations", transient), NONE))
-                found.extend((inner, key) for inner in open_run(instruction, rank.rank, number))
-                if transient:
-                    found.append((Alloc("activations", -transient), NONE))
+                inner = list(open_run(instruction, rank.rank, number))
+                held = [Alloc("activations", sign * instruction.transient_bytes) for sign in (1, -1)]
+                instructions += [held[0], *inner, held[1]] if instruction.transient_bytes else inner
+                runs += [self.recorder.open(self._label(instruction))] * (len(instructions) - len(runs))
             else:
-                found.append((instruction, NONE))
-        return found
+                instructions.append(instruction)
+                runs.append(NONE)
+        return instructions, runs
 
-    def _load(self, rank: RankProgram, instructions: list[tuple[Instruction, int]]) -> None:
-        """Makes one process per stream of the rank, its instructions resolved into steps."""
+    def _load(self, rank: RankProgram, instructions: Sequence[Instruction], runs: Iterable[int]) -> None:
+        """Makes one coroutine per stream of the rank, its instructions resolved into steps."""
         device = self._costs.device
         gpu = Gpu(
             self._clock,
@@ -152,22 +154,24 @@ class _Simulation:
             rendezvous=self._program.stage_sync == "condition_variable",
         )
         self._gpus.append(gpu)
-        events: dict[str, int] = {}
-        streams = self._steps(rank.rank, instructions, events)
+        events: dict[Hashable, int] = {}
+        streams = self._steps(rank.rank, instructions, runs, events)
         gpu.events = [None] * len(events)
         for name, steps in streams.items():
             self.lanes.append(Lane(rank.rank, rank.stage, name, rank.replicas))
-            self._clock.process(gpu.stream(name, len(self.lanes) - 1, steps))
+            lane = len(self.lanes) - 1
+            is_compute = name == COMPUTE
+            self._clock.start(gpu.compute(lane, steps) if is_compute else gpu.communicate(name, lane, steps))
 
     def _steps(
-        self, rank: int, instructions: list[tuple[Instruction, int]], events: dict[str, int]
+        self, rank: int, instructions: Sequence[Instruction], runs: Iterable[int], events: dict[Hashable, int]
     ) -> dict[str, list[Step]]:
         """Resolves instructions into steps by stream; the host issues them one after the other."""
         streams: defaultdict[str, list[Step]] = defaultdict(list)
         compute = streams[COMPUTE]
         counts: dict[Group, int] = {}
         launch_ns, issue = self._launch_ns, self._first_issue_ns
-        for instruction, opened in instructions:
+        for instruction, opened in zip(instructions, runs, strict=False):
             if type(instruction) is Run:
                 price = self._price(instruction.operation)
                 label, transient = self._label(instruction), instruction.transient_bytes
@@ -236,11 +240,10 @@ class _Simulation:
         question = (send.nbytes, rank, send.peer)
         found = self._messages.get(question)
         if found is None:
-            transfer = self._costs.message(*question, send.copies)
-            found = (transfer.latency_ns, transfer.stream_ns, self._loads(transfer.loads))
-            self._messages[question] = found
+            latency_ns, stream_ns, loads = self._costs.message(*question, send.copies)
+            found = self._messages[question] = self.network.route(latency_ns, stream_ns, self._loads(loads))
         label = Label(KIND["p2p"], self.recorder.name(send.stream), send.microbatch)
-        return SendStep(label, issue, send.nbytes, *found, mail)
+        return SendStep(label, issue, send.nbytes, found, mail)
 
     def _loads(self, loads: Iterable[Load]) -> list[LinkLoad]:
         return [(self.network.link(x.link.name, x.link.capacity_bytes_per_s), x.nbytes, x.flows) for x in loads]

@@ -31,6 +31,9 @@ class Layout:
         attention: kernel of the attention core.
         launch_s: host seconds per launch.
         bucket_parameters: parameters per gradient bucket.
+        clips_gradients: whether the optimizer scales gradients by their norm.
+        keeps_gradients: whether gradients live in buffers that each step zeroes (Megatron-LM), rather than being freed
+            (``zero_grad(set_to_none=True)``, the default of modules and of FSDP2).
     """
 
     plan: Plan
@@ -43,6 +46,8 @@ class Layout:
     attention: AttentionKernel
     launch_s: float
     bucket_parameters: int
+    clips_gradients: bool
+    keeps_gradients: bool
 
     @property
     def tokens(self) -> int:
@@ -89,6 +94,8 @@ def lay_out(plan: Plan, model: Model, cluster: Cluster) -> Layout:
         attention=attention,
         launch_s=device.launch_s if plan.launch_s is None else plan.launch_s,
         bucket_parameters=plan.bucket_parameters or max(_MEGATRON_BUCKET, 1_000_000 * dp),
+        clips_gradients=isinstance(model, Transformer) if plan.clip_gradients is None else plan.clip_gradients,
+        keeps_gradients=isinstance(model, Transformer) and plan.zero < 3,
     )
 
 

@@ -66,6 +66,8 @@ class Plan(Description):
         attention: kernel of the attention core; ``auto`` takes the device's newest.
         loss_kernel: ``unfused`` (several passes over the logits) or ``fused`` cross entropy.
         optimizer: update rule.
+        clip_gradients: scale gradients by their global norm before the update; left open, transformers do and other
+            modules do not.
         overlap: which communication runs beside compute.
         collective_algorithm: ``auto`` takes the fastest admissible one.
         bucket_parameters: parameters per gradient bucket; left open, max(40 M, 1 M · dp) as Megatron-Core.
@@ -96,6 +98,7 @@ class Plan(Description):
     attention: Literal["auto", "unfused", "flash1", "flash2", "flash3"] = "auto"
     loss_kernel: Literal["unfused", "fused"] = "unfused"
     optimizer: Literal["adam", "sgd", "momentum"] = "adam"
+    clip_gradients: bool | None = None
     overlap: Overlap = Overlap()
     collective_algorithm: Literal["auto", "ring", "tree", "nvls", "nvls_tree"] = "auto"
     bucket_parameters: Positive | None = None
@@ -118,6 +121,11 @@ class Plan(Description):
             raise ValueError(
                 f"stage_buffer {self.stage_buffer} has no meaning with stage_sync 'condition_variable', "
                 "which hands over without a buffer; drop one of the two"
+            )
+        if self.stage_sync == "condition_variable" and not self.overlap.p2p:
+            raise ValueError(
+                "stage_sync 'condition_variable' with overlap.p2p=false deadlocks: two stages would wait for each "
+                "other to take a message; set overlap.p2p=true or stage_sync=message_passing"
             )
         if not isinstance(self.layer_split, str) and len(self.layer_split) != self.pp * self.vpp:
             raise ValueError(

@@ -16,7 +16,7 @@ from simpar.program.ir import (
 
 
 class Body:
-    """A block in the making, in host order."""
+    """A block in the making, in host order; ``phase`` marks the kernels that are added while it holds."""
 
     def __init__(self, group: Group | None = None, *, phase: Phase = "forward") -> None:
         self.phase: Phase = phase
@@ -28,7 +28,7 @@ class Body:
         """One kernel on the compute stream."""
         self._instructions.append(Launch(kernel, name, self.phase))
 
-    def begin(self, op: CollectiveOp, nbytes: float, name: str) -> str:
+    def begin(self, op: CollectiveOp, nbytes: float, name: str) -> int:
         """A collective that may start now, beside what follows; returns the event to :meth:`join`."""
         assert self._group is not None, "a collective needs a group"
         ready, done = self._event(), self._event()
@@ -40,7 +40,7 @@ class Body:
         )
         return done
 
-    def join(self, event: str) -> None:
+    def join(self, event: int) -> None:
         """The compute stream waits for a collective."""
         self._instructions.append(Wait(COMPUTE, event))
 
@@ -48,21 +48,10 @@ class Body:
         """A collective that the compute stream waits for."""
         self.join(self.begin(op, nbytes, name))
 
-    def extend(self, other: "Body") -> None:
-        """Appends another body; its events get new names."""
-        offset = self._events
-        self._events += other._events
-        for instruction in other._instructions:
-            if isinstance(instruction, Record):
-                instruction = Record(instruction.stream, str(int(instruction.event) + offset))  # noqa: PLW2901
-            elif isinstance(instruction, Wait):
-                instruction = Wait(instruction.stream, str(int(instruction.event) + offset))  # noqa: PLW2901
-            self._instructions.append(instruction)
-
     def block(self, name: str) -> Block:
         """The finished block."""
         return Block(name, tuple(self._instructions))
 
-    def _event(self) -> str:
+    def _event(self) -> int:
         self._events += 1
-        return str(self._events - 1)
+        return self._events - 1

@@ -104,8 +104,8 @@ class Replicated:
         self._groups = groups
         self._writer = writer
         self._chunks = chunks
-        self._gathered: dict[tuple[int, int], str] = {}
-        self._reduced: str | None = None
+        self._gathered: dict[tuple[int, int], int] = {}
+        self._reduced: int | None = None
         plan = layout.plan
         self._by_bucket = plan.overlap.grad_reduce and layout.dp > 1
         self._gathers = plan.zero in (1, 2) and layout.shard > 1
@@ -178,7 +178,7 @@ class FullySharded:
         self._groups = groups
         self._writer = writer
         self._chunks = chunks
-        self._reduced: str | None = None
+        self._reduced: int | None = None
 
     def begin_step(self) -> None:
         """Nothing is gathered ahead of the step."""
@@ -209,8 +209,8 @@ class FullySharded:
         then: Callable[[int], None] | None = None,
     ) -> None:
         writer, ahead = self._writer, int(self._layout.plan.overlap.param_gather)
-        arrived: list[str | None] = []
-        done: list[str] = []
+        arrived: list[int | None] = []
+        done: list[int] = []
 
         def gather(position: int) -> None:
             placed = self._chunks[chunk][order[position]]

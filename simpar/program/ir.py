@@ -84,14 +84,14 @@ class Record(NamedTuple):
     """Marks ``event`` when ``stream`` gets here."""
 
     stream: str
-    event: str
+    event: Hashable
 
 
 class Wait(NamedTuple):
     """``stream`` goes on only after ``event`` was recorded."""
 
     stream: str
-    event: str
+    event: Hashable
 
 
 class Alloc(NamedTuple):
@@ -198,7 +198,7 @@ def open_run(run: Run, rank: int, number: int) -> Iterator[Instruction]:
     for index, block in enumerate(run.operation.blocks):
         for inner in block.body:
             if isinstance(inner, (Record, Wait)):
-                yield inner._replace(event=f"{number}.{index}.{inner.event}")
+                yield inner._replace(event=(number, index, inner.event))
             elif isinstance(inner, Collective):
                 size = len(inner.group.ranks)
                 first = rank - rank % size

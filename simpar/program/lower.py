@@ -175,11 +175,13 @@ class _Operations:
                 grad_dtype=layout.grad_dtype,
                 optimizer=plan.optimizer,
                 optimizer_dtype=plan.optimizer_dtype,
+                clips=layout.clips_gradients,
             )
             for name, nbytes in traffic.items():
                 body.run(MemoryBound(nbytes), name)
-            kept = -(-parameters // (shard if plan.zero >= 2 else 1))
-            body.run(MemoryBound(kept * DTYPE_BYTES[layout.grad_dtype]), "zero gradients")
+            if layout.keeps_gradients:
+                kept = -(-parameters // (shard if plan.zero >= 2 else 1))
+                body.run(MemoryBound(kept * DTYPE_BYTES[layout.grad_dtype]), "zero gradients")
             self._updates[parameters] = Operation("optimizer", "optimizer", (body.block("optimizer"),), (-1,))
         return self._updates[parameters]
 

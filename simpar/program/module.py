@@ -13,13 +13,11 @@ def module_units(model: ModuleModel, layout: Layout) -> tuple[Unit, ...]:
     full = layout.plan.recompute == "full"
     units = []
     for index, layer in enumerate(model.layers):
-        forward, backward = Body(), Body(phase="backward")
-        again = Body(phase="recompute")
+        forward, backward = Body(), Body(phase="recompute")
         for kernel in layer.forward(batch):
-            for body in (forward, again):
+            for body in (forward, backward) if full else (forward,):
                 body.run(kernel, f"{layer.name} {kernel_kind(kernel)}")
-        if full:
-            backward.extend(again)
+        backward.phase = "backward"
         for kernel in layer.backward(batch):
             backward.run(kernel, f"{layer.name} {kernel_kind(kernel)} grad")
         kept = layer.activation_bytes(batch)

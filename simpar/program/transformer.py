@@ -257,12 +257,12 @@ class TransformerParts:
         self._forward(forward, window)
         backward = Body(self._group, phase="backward")
         if recompute != "none":
-            again = Body(self._group, phase="recompute")
+            backward.phase = "recompute"
             if recompute == "full":
-                self._forward(again, window)
+                self._forward(backward, window)
             else:
-                self._attention(again, window, backward=False)
-            backward.extend(again)
+                self._attention(backward, window, backward=False)
+            backward.phase = "backward"
         self._backward(backward, window)
         kept = self._layer_activation_bytes(recompute if recompute != "full" else "none")
         return Unit(

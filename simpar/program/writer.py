@@ -14,18 +14,18 @@ class Writer:
         """Appends instructions."""
         self.instructions.extend(instructions)
 
-    def record(self, stream: str = COMPUTE) -> str:
+    def record(self, stream: str = COMPUTE) -> int:
         """An event that marks the present end of a stream."""
-        event = str(self._events)
+        event = self._events
         self._events += 1
         self.add(Record(stream, event))
         return event
 
-    def wait(self, event: str, stream: str = COMPUTE) -> None:
+    def wait(self, event: int, stream: str = COMPUTE) -> None:
         """A stream goes on only after the event."""
         self.add(Wait(stream, event))
 
-    def after(self, collectives: list[Collective], event: str | None = None) -> str | None:
+    def after(self, collectives: list[Collective], event: int | None = None) -> int | None:
         """Collectives on their stream once ``event`` (or compute so far) is done; returns the event of their end."""
         if not collectives:
             return None

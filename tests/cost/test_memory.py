@@ -72,3 +72,11 @@ def test_an_adam_step_moves_its_states_twice():
     assert "cast weights" not in traffic
     momentum = optimizer_traffic(10, precision="fp32", grad_dtype="fp32", optimizer="momentum", optimizer_dtype="fp32")
     assert momentum["momentum"] == 10 * (4 + 4 * 2 * 2)
+
+
+def test_clipping_reads_gradients_twice_and_writes_them_once():
+    sizes = {"precision": "bf16", "grad_dtype": "fp32", "optimizer": "adam", "optimizer_dtype": "fp32"}
+    clipped = optimizer_traffic(10, **sizes)
+    plain = optimizer_traffic(10, **sizes, clips=False)
+    assert sum(clipped.values()) - sum(plain.values()) == 10 * 4 * 3
+    assert set(clipped) - set(plain) == {"grad norm", "clip gradients"}

@@ -31,8 +31,8 @@ def finish_times(transfers: list[Transfer], capacities: dict[str, float]) -> lis
 
     def start(number: int, transfer: Transfer) -> None:
         loads = [(network.link(name, capacities[name] * 1e9), float(b), 1) for name, b in transfer.loads.items()]
-        flow = network.transfer(transfer.latency_ns, transfer.duration_ns, loads)
-        flow.done.callbacks.append(lambda _: finished.setdefault(number, clock.ns))
+        flow = network.transfer(network.route(transfer.latency_ns, transfer.duration_ns, loads))
+        flow.then(lambda _: finished.setdefault(number, clock.ns))
         for when, limit in transfer.limits:
             clock.after(when - clock.ns, lambda _, limit=limit: number in finished or network.set_limit(flow, limit))
 
@@ -111,11 +111,11 @@ def test_bundled_flows_count_for_as_many():
     clock = Clock()
     network = Network(clock)
     link = network.link("a", 4e9)
-    bundle = network.transfer(0, 100, [(link, 300.0, 3)])  # three flows of one byte per ns each
-    single = network.transfer(0, 50, [(link, 150.0, 1)])  # wants three bytes per ns, gets one, a quarter of the link
+    bundle = network.transfer(network.route(0, 100, [(link, 300.0, 3)]))  # three flows of one byte per ns each
+    single = network.transfer(network.route(0, 50, [(link, 150.0, 1)]))  # wants three bytes per ns, gets one, a quarter of the link
     ends = {}
     for name, flow in (("bundle", bundle), ("single", single)):
-        flow.done.callbacks.append(lambda _, name=name: ends.setdefault(name, clock.ns))
+        flow.then(lambda _, name=name: ends.setdefault(name, clock.ns))
     clock.run()
     assert ends == {"bundle": 100, "single": 117}  # 100 bytes by 100, the last 50 at three bytes per ns
 
@@ -125,8 +125,8 @@ def test_every_link_reports_the_bytes_that_it_carried():
     network = Network(clock)
     a, b = network.link("a", 1e9), network.link("b", 2e9)
     network.link("idle", 1e9)
-    network.transfer(0, 10, [(a, 10.0, 1), (b, 5.0, 1)])
-    network.transfer(5, 10, [(a, 7.0, 1)])
+    network.transfer(network.route(0, 10, [(a, 10.0, 1), (b, 5.0, 1)]))
+    network.transfer(network.route(5, 10, [(a, 7.0, 1)]))
     clock.run()
     assert sorted(network.usage()) == [("a", 17.0, 1e9), ("b", 5.0, 2e9)]
 
@@ -223,7 +223,7 @@ def test_coupled_flows_never_exceed_a_link_and_each_has_a_bottleneck(count, data
             (network.link(name, capacities[name] * 1e9), data.draw(st.integers(1, int(capacities[name] * 1000))), 1)
             for name in sorted(names)
         ]
-        flows.append(network.transfer(0, 1000, loads))
+        flows.append(network.transfer(network.route(0, 1000, loads)))
     clock.run(until=1)
     rates = {flow: flow.rate or 1.0 for flow in flows}  # whoever has a link for itself is not even given a rate
     for name, capacity in capacities.items():

@@ -66,9 +66,7 @@ def _worst(split: Any, layers: int, stages: int, first: float, last: float) -> f
 
 
 @given(SHAPES, st.sampled_from(["uniform", "balanced"]), COSTS, COSTS)
-def test_each_layer_on_one_stage_in_order(
-    shape: tuple[int, int], split: Any, first: float, last: float
-) -> None:
+def test_each_layer_on_one_stage_in_order(shape: tuple[int, int], split: Any, first: float, last: float) -> None:
     layers, stages = shape
     parts = partition(layers, stages, split=split, first_cost=first, last_cost=last)
     assert len(parts) == stages

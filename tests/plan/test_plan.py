@@ -33,6 +33,11 @@ def problem(**fields) -> str:
             "recompute_layers 3 needs recompute 'full', not 'selective'; set recompute=full",
         ),
         (
+            {"stage_sync": "condition_variable", "overlap": {"p2p": False}},
+            "stage_sync 'condition_variable' with overlap.p2p=false deadlocks: two stages would wait for each other to take "
+            "a message; set overlap.p2p=true or stage_sync=message_passing",
+        ),
+        (
             {"stage_sync": "condition_variable", "stage_buffer": 2},
             "stage_buffer 2 has no meaning with stage_sync 'condition_variable', which hands over without a buffer; "
             "drop one of the two",
