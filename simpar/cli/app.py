@@ -365,3 +365,11 @@ def schema() -> None:
     from simpar.cli.schema import job_schema  # noqa: PLC0415
 
     typer.echo(json.dumps(job_schema(), indent=2, ensure_ascii=False))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def calibrate(context: typer.Context) -> None:
+    """Measure devices, fit the costs, and check predictions against real steps."""
+    from calibrate.cli import main as run  # noqa: PLC0415 - the one place where simpar hands over to its sister package
+
+    raise typer.Exit(run(context.args))

@@ -270,7 +270,7 @@ def _parse(text: str, origin: str) -> dict[str, Any]:
         data = _merge(shipped_profile(fit)["device"], data)
     base = data.pop("base", None)
     if base is None:
-        return data
+        return dict(data)
     parent_name = ALIASES.get(str(base), str(base))
     if parent_name not in device_names():
         raise ClusterError(

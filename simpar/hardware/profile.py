@@ -77,7 +77,8 @@ class Profile(Description):
         node_link: the path between the accelerators of a node; None if nothing is known of it.
         fabric: the network between nodes; None if nothing is known of it.
         uncertainty: relative standard deviation of each fitted parameter by dotted path, such as
-            ``device.gemm.bf16.peak_efficiency``.
+            ``device.gemm.bf16.peak_efficiency``. From one stack it is that of the machine that was measured; by how
+            much others of its kind differ is ``device.errors["level"]``.
         accuracy: errors by class, region and split.
         notes: what was not measured, left out or striking, one sentence each.
         provenance: how it came about.
@@ -94,7 +95,7 @@ class Profile(Description):
     provenance: Provenance = Provenance()
 
     def to_json(self) -> str:
-        """The file's text: sorted and indented, equal for equal profiles."""
+        """The file's text: fields as declared, free mappings sorted, indented; equal for equal profiles."""
         return json.dumps(_sorted(self.model_dump(mode="json")), indent=1, ensure_ascii=False) + "\n"
 
     def write(self, path: str | Path) -> None:
@@ -119,12 +120,17 @@ class Profile(Description):
             Path(draft).unlink(missing_ok=True)
 
 
-def _sorted(value: Any) -> Any:
-    """Mappings by key, head sizes by size."""
-    if isinstance(value, dict):
-        keys = sorted(value, key=lambda key: (int(key) if key.isdigit() else 0, key))
-        return {key: _sorted(value[key]) for key in keys}
-    return [_sorted(item) for item in value] if isinstance(value, list) else value
+_FREE = ("errors", "sources", "uncertainty", "versions", "files", "facts")  # mappings whose keys are no fields
+
+
+def _sorted(data: dict[str, Any]) -> dict[str, Any]:
+    ordered = {}
+    for key, value in data.items():
+        if isinstance(value, dict):
+            ordered[key] = dict(sorted(value.items())) if key in _FREE else _sorted(value)
+        else:
+            ordered[key] = value
+    return ordered
 
 
 def load_profile(path: str | Path) -> Profile:

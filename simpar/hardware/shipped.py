@@ -1,7 +1,8 @@
 """The profiles in the catalog, from which measured devices and node links take their fitted values.
 
-``simpar calibrate fit`` made each one; its ``provenance.command`` says how. Entries of the catalog name a profile as
-``fit`` and state what they know better: datasheet rates, and what the measurements do not tell.
+``simpar calibrate fit`` made each one; its ``provenance.command`` says how, and with ``--out`` makes it anew. The
+result does not depend on the values that stood there before. Entries of the catalog name a profile as ``fit`` and
+state what they know better: datasheet rates, and what the measurements do not tell.
 """
 
 import json

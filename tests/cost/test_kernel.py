@@ -32,9 +32,9 @@ BURST = {name: device(name).replace(sustained_slowdown=1.0) for name in device_n
 BIG = Attention(4, 4096, 4096, 32, 32, 128, kernel="flash3")
 
 
-def typed(name: str, dtype: DType, e: float, b: float, t0: float, k0: float, **more: float) -> Device:
+def typed(name: str, dtype: DType, fitted: tuple[float, ...], **more: float) -> Device:
     """A burst device whose products have the numbers typed into a form below, whatever the catalog's fit says."""
-    one = BURST[device(name).name]
+    one, (e, b, t0, k0) = BURST[device(name).name], fitted
     fit = GemmFit(peak_efficiency=e, bandwidth_efficiency=b, overhead_s=t0, k0=k0, **more)
     return one.replace(gemm={**one.gemm, dtype: fit})
 
@@ -84,7 +84,7 @@ def test_products_follow_the_norm_of_compute_and_traffic(
     shape: tuple[int, int, int], batch: int, name: str, card: tuple[float, ...]
 ) -> None:
     expected = roofline_norm(shape, batch, card)
-    one = typed(name, "bf16", *card[2:])
+    one = typed(name, "bf16", card[2:])
     assert (one.peak("bf16"), one.memory_bytes_per_s) == card[:2]
     assert gemm_s(Gemm(*shape, batch=batch), one) == pytest.approx(expected, rel=1e-9)
 
@@ -106,7 +106,7 @@ def test_wave_quantisation_of_a_batch_as_one_grid(shape: tuple[int, int, int], b
     wave = waves_by_hand(batch * m, n, k, 108)
     assert wave_factor(batch * m, n, k, 108) == pytest.approx(wave, rel=1e-12)
     time = roofline_norm(shape, batch, (312e12, 2.039e12, 0.877, 0.771, 5.39e-6, 141, wave**0.874))
-    a100 = typed("a100", "bf16", 0.877, 0.771, 5.39e-6, 141, wave_exponent=0.874)
+    a100 = typed("a100", "bf16", (0.877, 0.771, 5.39e-6, 141), wave_exponent=0.874)
     assert gemm_s(Gemm(m, n, k, batch=batch), a100) == pytest.approx(time, rel=1e-9)
 
 
@@ -179,7 +179,7 @@ def test_sustained_clocks_slow_compute_and_not_traffic() -> None:
 
 def test_training_fp8_has_its_cast_fused_and_serving_fp8_not() -> None:
     kernel = Gemm(4096, 4096, 8192, "fp8")
-    one = typed("h100", "fp8", 0.761, 0.807, 12.6e-6, 212, quantize_bytes=7.86)
+    one = typed("h100", "fp8", (0.761, 0.807, 12.6e-6, 212), quantize_bytes=7.86)
     one = one.replace(gemm={**one.gemm, "bf16": one.gemm["bf16"].replace(overhead_s=3.69e-6)})
     c = 2 * 4096 * 4096 * (8192 + 212) / (1978e12 * 0.761)
     traffic = (2 * 4096 * 8192 + 2 * 4096 * 4096) / (3.35e12 * 0.807)

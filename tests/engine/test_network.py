@@ -112,7 +112,9 @@ def test_bundled_flows_count_for_as_many():
     network = Network(clock)
     link = network.link("a", 4e9)
     bundle = network.transfer(network.route(0, 100, [(link, 300.0, 3)]))  # three flows of one byte per ns each
-    single = network.transfer(network.route(0, 50, [(link, 150.0, 1)]))  # wants three bytes per ns, gets one, a quarter of the link
+    single = network.transfer(
+        network.route(0, 50, [(link, 150.0, 1)])
+    )  # wants three bytes per ns, gets one, a quarter of the link
     ends = {}
     for name, flow in (("bundle", bundle), ("single", single)):
         flow.then(lambda _, name=name: ends.setdefault(name, clock.ns))

@@ -185,17 +185,13 @@ def test_a_graph_comes_as_edges_node_link_data_or_file(tmp_path):
         "multigraph": False,
         "nodes": [{"id": "gpu0"}, {"id": "gpu1"}, {"id": "sw"}],
         "edges": [
-            {"source": a, "target": b, "bandwidth_gbps": w, "latency_us": t, "colour": "red"}
-            for a, b, w, t in edges
+            {"source": a, "target": b, "bandwidth_gbps": w, "latency_us": t, "colour": "red"} for a, b, w, t in edges
         ],
     }
     path = tmp_path / "graph.json"
     path.write_text(json.dumps(data))
     old = {**{k: v for k, v in data.items() if k != "edges"}, "links": data["edges"]}
-    graphs = [
-        Cluster(device="h100-sxm", gpus_per_node=2, graph=g).graph
-        for g in (edges, data, old, path, str(path))
-    ]
+    graphs = [Cluster(device="h100-sxm", gpus_per_node=2, graph=g).graph for g in (edges, data, old, path, str(path))]
     assert graphs == [graphs[0]] * 5
     assert graphs[0].edges[1].bandwidth_gbps == 100
 

@@ -40,9 +40,7 @@ def is_covered(path: str, sources: dict[str, str]) -> bool:
 def smallest(tmp_path: Path, **changes: Any) -> Path:
     """A file with the generic CPU's fields, some of them changed."""
     path = tmp_path / "mine.yaml"
-    path.write_text(
-        yaml.safe_dump({"base": "cpu", "name": "mine", "title": "mine", **changes}), encoding="utf-8"
-    )
+    path.write_text(yaml.safe_dump({"base": "cpu", "name": "mine", "title": "mine", **changes}), encoding="utf-8")
     return path
 
 
@@ -163,9 +161,7 @@ def test_a_rescaled_fit_reaches_the_rates_of_its_base() -> None:
 def test_a_missing_dtype_names_what_to_use() -> None:
     with pytest.raises(ClusterError) as error:
         device("v100").gemm_fit("bf16")
-    assert str(error.value) == (
-        "device 'v100-sxm-32gb' does not compute in bf16 (it has fp16, fp32); use fp16 instead"
-    )
+    assert str(error.value) == ("device 'v100-sxm-32gb' does not compute in bf16 (it has fp16, fp32); use fp16 instead")
     with pytest.raises(ClusterError) as error:
         device("a100").peak("fp8")
     assert str(error.value) == (
@@ -182,9 +178,7 @@ def test_an_unknown_device_names_the_nearest() -> None:
 
 def test_a_file_may_build_on_the_catalog(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text(
-        "base: h100\nname: h100-500w\ntitle: H100 at 500 W\nsustained_slowdown: 1.2\n", encoding="utf-8"
-    )
+    path.write_text("base: h100\nname: h100-500w\ntitle: H100 at 500 W\nsustained_slowdown: 1.2\n", encoding="utf-8")
     mine = load_device(path)
     assert mine.sustained_slowdown == 1.2
     assert mine.fit_from == "h100-sxm"
@@ -218,9 +212,7 @@ def test_a_bad_file_is_named_with_its_field(tmp_path: Path, text: str, message: 
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        ClusterError, match=r"none.yaml: cannot be read \(No such file or directory\); give the path"
-    ):
+    with pytest.raises(ClusterError, match=r"none.yaml: cannot be read \(No such file or directory\); give the path"):
         load_device(tmp_path / "none.yaml")
 
 

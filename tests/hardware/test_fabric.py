@@ -7,17 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.errors import ClusterError
-from simpar.hardware.cluster import Cluster
+from simpar.hardware.cluster import Cluster, named_node_link
 from simpar.hardware.fabric import Network, span
 
 NIC = 400e9 / 8 * 0.98
-NVLINK = 369.3468e9
+NVLINK = named_node_link("nvlink4").bandwidth_bytes_per_s
+MESSAGE_S = named_node_link("nvlink4").p2p_latency_s
 
 
 def network(nodes=8, gpus=8, **fabric):
-    return Network(
-        Cluster(device="h100-sxm", nodes=nodes, gpus_per_node=gpus, fabric={"base": "ndr400", **fabric})
-    )
+    return Network(Cluster(device="h100-sxm", nodes=nodes, gpus_per_node=gpus, fabric={"base": "ndr400", **fabric}))
 
 
 def names(route):
@@ -74,15 +73,13 @@ def test_the_way_back_mirrors_the_way_there(src, dst, pod_nodes, rail_optimized)
 def test_latency_adds_the_network_to_the_library():
     net = network()
     assert net.latency_s(0, 0) == 0
-    assert net.latency_s(0, 7) == pytest.approx(8.0763e-6)
-    assert net.latency_s(0, 8) == pytest.approx(8.0763e-6 + 5e-6)
+    assert net.latency_s(0, 7) == pytest.approx(MESSAGE_S)
+    assert net.latency_s(0, 8) == pytest.approx(MESSAGE_S + 5e-6)
 
 
 @pytest.mark.parametrize("rank", [-1, 64])
 def test_a_rank_outside_the_cluster_is_named(rank):
-    with pytest.raises(
-        ClusterError, match=f"rank {rank} is not in the cluster, whose 64 GPUs are ranks 0 to 63"
-    ):
+    with pytest.raises(ClusterError, match=f"rank {rank} is not in the cluster, whose 64 GPUs are ranks 0 to 63"):
         network().route(0, rank)
     with pytest.raises(ClusterError, match=f"rank {rank} is not in the cluster"):
         network().group_links([0, rank])
@@ -146,9 +143,7 @@ def test_all_to_all_loads_are_those_of_all_pairs():
 
 def test_oversubscription_shows_only_where_routes_leave_a_leaf():
     def busiest_s(net, ranks, **how):
-        return max(
-            nbytes / link.capacity_bytes_per_s for link, nbytes in net.loads(ranks, 0.0, 1e9, **how).items()
-        )
+        return max(nbytes / link.capacity_bytes_per_s for link, nbytes in net.loads(ranks, 0.0, 1e9, **how).items())
 
     flat, thin = network(pod_nodes=2), network(pod_nodes=2, oversubscription=4)
     inside, across = range(16), range(64)
@@ -170,7 +165,7 @@ def test_a_ring_of_four_goes_the_short_way():
     assert names(net.route(0, 3)) == ["gpu0>gpu3"]
     assert len(net.route(0, 2)) == 2
     assert net.route(0, 1)[0].capacity_bytes_per_s == 12.5e9
-    assert net.latency_s(0, 2) == pytest.approx(8.0763e-6 + 2e-6)
+    assert net.latency_s(0, 2) == pytest.approx(MESSAGE_S + 2e-6)
     assert net.loads(range(4), 6.0, 0.0) == {step[0]: 6.0 for step in net.ring_route(range(4))}
 
 
@@ -252,7 +247,7 @@ def test_parallel_edges_are_one_bundle():
     twice = [edge("gpu0", "gpu1", 100, 2), edge("gpu0", "gpu1", 300, 1), edge("gpu1", "gpu0", 100, 5)]
     net = graph_network(twice, gpus=2)
     assert net.route(0, 1) == (("gpu0>gpu1", 500e9 / 8),)
-    assert net.latency_s(0, 1) == pytest.approx(8.0763e-6 + 1e-6)
+    assert net.latency_s(0, 1) == pytest.approx(MESSAGE_S + 1e-6)
     assert graph_network(twice, gpus=2, directed=True).route(0, 1) == (("gpu0>gpu1", 400e9 / 8),)
 
 

@@ -92,7 +92,5 @@ def test_ranks_do_one_thing_at_a_time(schedule: Schedule, forward: int, backward
 def test_slower_never_helps(schedule: Schedule, forward: int, backward: int, transfer: int) -> None:
     length = makespan(schedule, forward=forward, backward=backward, transfer=transfer)
     for more in ((1, 0, 0), (0, 1, 0), (0, 0, 1)):
-        slower = makespan(
-            schedule, forward=forward + more[0], backward=backward + more[1], transfer=transfer + more[2]
-        )
+        slower = makespan(schedule, forward=forward + more[0], backward=backward + more[1], transfer=transfer + more[2])
         assert slower >= length

@@ -68,9 +68,7 @@ def test_torch_schedules_that_we_do_not_generate_can_be_read(name: str) -> None:
     schedule = _torch(name, pp, microbatches, 2)
     validate(schedule)
     assert schedule.stages == 2 * pp
-    assert schedule.rank_of_stage == (
-        (0, 1, 2, 3, 3, 2, 1, 0) if name == "ZBVZeroBubble" else (0, 1, 2, 3) * 2
-    )
+    assert schedule.rank_of_stage == ((0, 1, 2, 3, 3, 2, 1, 0) if name == "ZBVZeroBubble" else (0, 1, 2, 3) * 2)
     busy = 2 * microbatches * 3
     assert busy < makespan(schedule, forward=1, backward=2, weight=1) < pp * busy
     assert all(peak <= 2 * microbatches for peak in peak_live(schedule))

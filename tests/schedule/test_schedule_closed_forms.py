@@ -34,9 +34,7 @@ def test_gpipe_and_1f1b_take_as_long(pp: int, microbatches: int, forward: int, b
 @pytest.mark.parametrize("pp", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("rounds", [1, 2, 5])
 @pytest.mark.parametrize("chunks", [2, 3, 4])
-def test_interleaving_divides_the_bubble(
-    pp: int, rounds: int, chunks: int, forward: int, backward: int
-) -> None:
+def test_interleaving_divides_the_bubble(pp: int, rounds: int, chunks: int, forward: int, backward: int) -> None:
     microbatches = rounds * pp
     length = makespan(interleaved(pp, microbatches, chunks), forward=forward, backward=backward)
     bubble = length - microbatches * chunks * (forward + backward)
@@ -66,9 +64,7 @@ def test_timetable_of_a_small_1f1b_by_hand() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"forward": -1, "backward": 1}, {"forward": 1, "backward": 1, "weight": 2}]
-)
+@pytest.mark.parametrize("arguments", [{"forward": -1, "backward": 1}, {"forward": 1, "backward": 1, "weight": 2}])
 def test_bad_times(arguments: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="set 0 <= weight <= backward"):
         makespan(gpipe(1, 1), **arguments)

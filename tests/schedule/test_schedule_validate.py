@@ -14,13 +14,11 @@ from simpar.schedule import Action, from_csv, gpipe, makespan, one_f_one_b, vali
         ("0F0,0B0,0F0", "schedule 'csv' runs 0F0 twice, but each action runs once; drop one"),
         (
             "0F0,0B0,0F1",
-            "schedule 'csv' never runs 0B1, but each stage runs each microbatch forward and backward; "
-            "add it to rank 0",
+            "schedule 'csv' never runs 0B1, but each stage runs each microbatch forward and backward; add it to rank 0",
         ),
         (
             "0F0,0I0",
-            "schedule 'csv' never runs 0W0, but each stage runs each microbatch forward and backward; "
-            "add it to rank 0",
+            "schedule 'csv' never runs 0W0, but each stage runs each microbatch forward and backward; add it to rank 0",
         ),
         ("0F0,0I0,0W0,0B0", "schedule 'csv' runs 0B0 and 0I0, but B is I and W in one; drop either"),
     ],
@@ -35,9 +33,7 @@ def test_wrong_rank() -> None:
     schedule = gpipe(2, 1)
     with pytest.raises(PlanError) as error:
         validate(replace(schedule, ranks=schedule.ranks[::-1]))
-    assert (
-        str(error.value) == "schedule 'gpipe' runs 1F0 on rank 0, but stage 1 lies on rank 1; move it there"
-    )
+    assert str(error.value) == "schedule 'gpipe' runs 1F0 on rank 0, but stage 1 lies on rank 1; move it there"
 
 
 def test_out_of_range() -> None:
@@ -83,7 +79,5 @@ def test_too_short_a_warmup_deadlocks() -> None:
     order[1], order[2], order[3] = order[3], order[1], order[2]
     assert [str(a) for a in order[:4]] == ["0F0", "0B0", "0F1", "0F2"]
     late = replace(one_f_one_b(3, 4), ranks=(tuple(order), *others))
-    with pytest.raises(
-        DeadlockError, match="rank 0 waits at 0B0 for 1B0, rank 1 waits at 1F1 for 0F1, rank 2"
-    ):
+    with pytest.raises(DeadlockError, match="rank 0 waits at 0B0 for 1B0, rank 1 waits at 1F1 for 0F1, rank 2"):
         makespan(late, forward=1, backward=1)

@@ -1,0 +1,193 @@
+"""The ``calibrate`` command, mounted as ``simpar calibrate`` and run as ``python -m calibrate``.
+
+Exit codes: 0 done, 2 a mistake of the user (one line on stderr), 130 interrupted. Each command imports what it needs
+when it runs.
+"""
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from calibrate.importers.source import MeasurementError
+from simpar.errors import SimparError
+
+if TYPE_CHECKING:
+    from simpar.hardware.device import Device
+    from simpar.hardware.profile import Profile
+
+DONE, MISTAKE, INTERRUPTED = 0, 2, 130
+_PIPED_WIDTH = 120  # nothing is cut where a program reads
+
+_UsageError: type[Exception] = typer.BadParameter.__mro__[2]  # typer may bring its own copy of click
+
+app = typer.Typer(
+    name="calibrate",
+    help="Measures devices and fits the costs with which simpar predicts.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _calibrate() -> None:
+    """Measures devices and fits the costs with which simpar predicts."""
+
+
+def register(parent: typer.Typer) -> None:
+    """Adds these commands to another app, as ``calibrate``."""
+    parent.add_typer(app, name="calibrate")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code.
+
+    Args:
+        arguments: words of the command line; left out, those of the process.
+    """
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        code = app(args=words, prog_name="calibrate", standalone_mode=False)
+        return code if isinstance(code, int) else DONE
+    except (KeyboardInterrupt, typer.Abort):
+        typer.echo("interrupted", err=True)
+        return INTERRUPTED
+    except _UsageError as error:
+        typer.echo(error.format_message() if hasattr(error, "format_message") else str(error), err=True)
+        return MISTAKE
+    except SimparError as error:
+        typer.echo(str(error), err=True)
+        return MISTAKE
+
+
+@app.command()
+def fit(  # noqa: PLR0917 - Typer names the options after them
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Recorded measurements: tables, JSON lines, logs of nccl-tests, torch profiles."),
+    ],
+    device: Annotated[str, typer.Option(help="Device that was measured, such as h100-sxm.")],
+    out: Annotated[Path, typer.Option(help="Profile to write.")] = Path("profile.json"),
+    base: Annotated[
+        str | None, typer.Option(help="Catalog device with its datasheet rates, if --device is not in the catalog.")
+    ] = None,
+    stack: Annotated[
+        list[str] | None,
+        typer.Option(help="Only what one stack measured of a class: gemm.fp8=trtllm, collective=nccl/2.29.2. Repeat."),
+    ] = None,
+    ranks: Annotated[list[int] | None, typer.Option(help="Only collectives over so many ranks. Repeat.", min=2)] = None,
+    system: Annotated[str | None, typer.Option(help="Which system of a table with several; else as --device.")] = None,
+    fabric: Annotated[str | None, typer.Option(help="Catalog fabric whose line rate the network has.")] = None,
+    source: Annotated[str, typer.Option(help="Where the measurements come from, to record.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+) -> None:
+    """Fits a profile to recorded measurements and reports its errors by class and region, also on what was held out."""
+    from calibrate.fit import fit_profile, select  # noqa: PLC0415
+    from calibrate.tables import merge, read_any  # noqa: PLC0415
+    from simpar.hardware.cluster import named_fabric  # noqa: PLC0415
+
+    catalog = _catalog_device(device, base)
+    systems = [system] if system else _systems(device, catalog.name)
+    measurements = merge(read_any(file, systems=systems) for file in files)
+    if stack or ranks:
+        measurements = select(measurements, _stacks(stack or []), ranks or ())
+    profile = fit_profile(
+        measurements,
+        catalog,
+        name=catalog.name if base is None else device,
+        source=source,
+        command=_command(
+            files,
+            {
+                "device": [device],
+                "base": [base],
+                "system": [system],
+                "fabric": [fabric],
+                "stack": stack or [],
+                "ranks": ranks or [],
+                "source": [source],
+            },
+        ),
+        fabric=named_fabric(fabric) if fabric else None,
+    )
+    profile.write(out)
+    if as_json:
+        typer.echo(json.dumps(_outcome(profile, out), indent=1, ensure_ascii=False))
+    else:
+        _report(profile, out)
+
+
+def _catalog_device(name: str, base: str | None) -> "Device":
+    from simpar.hardware.device import device  # noqa: PLC0415
+
+    try:
+        return device(base or name)
+    except SimparError as error:
+        if base is not None:
+            raise
+        raise MeasurementError(f"{error}; or name the catalog's nearest one with --base") from None
+
+
+def _systems(*names: str) -> list[str]:
+    """By what names a table may call a device: its own and its aliases."""
+    from simpar.hardware.device import ALIASES  # noqa: PLC0415
+
+    canonical = [ALIASES.get(name, name) for name in names]
+    return [*names, *(alias for alias, name in ALIASES.items() if name in canonical)]
+
+
+def _stacks(texts: Sequence[str]) -> dict[str, list[str]]:
+    stacks: dict[str, list[str]] = {}
+    for text in texts:
+        what, equals, stack = text.partition("=")
+        if not (what and equals and stack):
+            raise MeasurementError(f"--stack '{text}' is no class with a stack; write it as in --stack gemm.fp8=trtllm")
+        stacks.setdefault(what, []).append(stack)
+    return stacks
+
+
+def _command(files: Sequence[Path], options: Mapping[str, Sequence[str | int | None]]) -> str:
+    """The command without folders, which say nothing to others."""
+    words = ["simpar", "calibrate", "fit", *(file.name for file in files)]
+    for name, values in options.items():
+        for value in values:
+            words += [f"--{name}", str(value)] if value else []
+    return shlex.join(words)
+
+
+def _outcome(profile: "Profile", out: Path) -> dict[str, Any]:
+    return {
+        "profile": str(out),
+        "device": profile.device.name,
+        "accuracy": [row.model_dump(mode="json") for row in profile.accuracy],
+        "uncertainty": profile.uncertainty,
+        "notes": list(profile.notes),
+    }
+
+
+def _report(profile: "Profile", out: Path) -> None:
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(title=f"{profile.name}: |predicted/measured - 1|, bias of log(predicted/measured)", box=None)
+    for column in ("class", "region", "held out"):
+        table.add_column(column, no_wrap=True)
+    for column in ("points", "mean", "median", "p90", "bias"):
+        table.add_column(column, no_wrap=True, justify="right")
+    for row in profile.accuracy:
+        held = "" if row.split == "fitted" else row.split
+        errors = [f"{value:.1%}" for value in (row.mean, row.median, row.p90)]
+        table.add_row(row.what, row.region, held, f"{row.count:,}", *errors, f"{row.bias:+.1%}")
+    console = Console()
+    if not console.is_terminal:
+        console.width = _PIPED_WIDTH
+    console.print(table)
+    for note in profile.notes:
+        console.print(f"note: {note}", markup=False, highlight=False)
+    console.print(f"wrote {out}", markup=False, highlight=False)
