@@ -34,8 +34,8 @@ def problem(**fields) -> str:
         ),
         (
             {"stage_sync": "condition_variable", "overlap": {"p2p": False}},
-            "stage_sync 'condition_variable' with overlap.p2p=false deadlocks: two stages would wait for each other to take "
-            "a message; set overlap.p2p=true or stage_sync=message_passing",
+            "stage_sync 'condition_variable' with overlap.p2p=false deadlocks: two stages would wait for each other "
+            "to take a message; set overlap.p2p=true or stage_sync=message_passing",
         ),
         (
             {"stage_sync": "condition_variable", "stage_buffer": 2},
