@@ -23,11 +23,16 @@ class Load(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """A transfer as the network sees it: latency, streaming time alone, and loads."""
+    """A transfer as the network sees it: latency, streaming time alone, and loads.
+
+    ``intensity`` is how hard it works a member's device: bytes that pass it per second, over what its node link can
+    carry (0 to 1).
+    """
 
     latency_ns: int
     stream_ns: int
     loads: tuple[Load, ...]
+    intensity: float = 0.0
 
 
 class Costs:
@@ -60,7 +65,10 @@ class Costs:
                 (cost.nic_bytes, self._network.nic_links(rank)),
             ):
                 loads += [Load(link, carried) for link in links if carried > 0]
-        return Transfer(*_split(cost), tuple(loads))
+        latency_ns, stream_ns = _split(cost)
+        moved = max(cost.node_link_bytes, cost.nic_bytes)
+        could = self._cluster.node_link.bandwidth_bytes_per_s * stream_ns * 1e-9
+        return Transfer(latency_ns, stream_ns, tuple(loads), min(moved / could, 1.0) if could else 0.0)
 
     def own_links(self, kind: str, rank: int) -> tuple[Link, ...]:
         """Both directions of a rank's own links of one kind: ``gpu`` inside the node, ``nic`` outside."""

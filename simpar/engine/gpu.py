@@ -83,6 +83,7 @@ class MeetStep(NamedTuple):
     latency_ns: int
     stream_ns: int
     loads: list[LinkLoad]
+    intensity: float
     meeting: "Meeting"
     opened: int
 
@@ -164,7 +165,7 @@ class Gpu:
         self._rendezvous = rendezvous
         self._compute_rate = compute_rate
         self._collective_rate = collective_rate
-        self._flows: list[Flow] = []
+        self._flows: dict[Flow, float] = {}  # collectives under way, and how hard each works this device
         self._computing = True
         self._left = 0.0  # work of the present operation that is not done, as of _since
         self._since = 0
@@ -174,10 +175,10 @@ class Gpu:
 
     # ---- compute beside collectives ---------------------------------------------------------------------------------
 
-    def begin_collective(self, flow: Flow) -> None:
-        """Compute slows from now on; the flow slows while compute runs."""
+    def begin_collective(self, flow: Flow, intensity: float) -> None:
+        """Compute slows from now on, in proportion to what the collective moves; the flow slows while compute runs."""
         self._advance()
-        self._flows.append(flow)
+        self._flows[flow] = intensity
         if self._computing:
             self._slow(flow, 1)
         self._arm()
@@ -185,7 +186,7 @@ class Gpu:
     def end_collective(self, flow: Flow) -> None:
         """Undoes :meth:`begin_collective`."""
         self._advance()
-        self._flows.remove(flow)
+        del self._flows[flow]
         self._arm()
 
     def _slow(self, flow: Flow, change: int) -> None:
@@ -194,11 +195,15 @@ class Gpu:
             flow.slowed_by += change
             self.network.set_limit(flow, self._collective_rate if flow.slowed_by else 1.0)
 
+    @property
+    def _rate(self) -> float:
+        """Speed of compute beside the collectives under way (1 without any)."""
+        return 1.0 - (1.0 - self._compute_rate) * min(sum(self._flows.values()), 1.0)
+
     def _advance(self) -> None:
         """Books the compute work done since the last change of rate."""
         now = self.clock.ns
-        rate = self._compute_rate if self._flows else 1.0
-        self._left = max(self._left - (now - self._since) * rate, 0.0)
+        self._left = max(self._left - (now - self._since) * self._rate, 0.0)
         self._since = now
         self._disturbed = True
 
@@ -207,8 +212,7 @@ class Gpu:
         if self._waker is None:
             return
         self._version = version = self._version + 1
-        rate = self._compute_rate if self._flows else 1.0
-        self.clock.after(ceil(self._left / rate - 1e-6), lambda _: self._fire(version))
+        self.clock.after(ceil(self._left / self._rate - 1e-6), lambda _: self._fire(version))
 
     def _fire(self, version: int) -> None:
         if version == self._version and self._waker is not None:
@@ -391,8 +395,8 @@ class Gpu:
         meeting.start_ns = self.clock.ns
         loads = [*meeting.loads, *(load for _, member in meeting.arrived for load in member.loads)]
         flow = self.network.transfer(self.network.route(step.latency_ns, step.stream_ns, loads))
-        for gpu, _ in meeting.arrived:
-            gpu.begin_collective(flow)
+        for gpu, member in meeting.arrived:
+            gpu.begin_collective(flow, member.intensity)
         yield flow
         for gpu, _ in meeting.arrived:
             gpu.end_collective(flow)

@@ -230,7 +230,8 @@ class _Simulation:
         label = Label(KIND[op], name, collective.microbatch, collective.chunk, collective.layer)
         transfer = self._costs.collective(op, nbytes, group, rank)
         loads = self._loads(transfer.loads)
-        return MeetStep(label, issue, nbytes, transfer.latency_ns, transfer.stream_ns, loads, meeting, opened)
+        timing = (transfer.latency_ns, transfer.stream_ns, loads, transfer.intensity)
+        return MeetStep(label, issue, nbytes, *timing, meeting, opened)
 
     def _send_step(self, send: Send, rank: int, issue: int) -> SendStep:
         mail = self._letter(rank, send.peer, send.tag)
@@ -240,8 +241,9 @@ class _Simulation:
         question = (send.nbytes, rank, send.peer)
         found = self._messages.get(question)
         if found is None:
-            latency_ns, stream_ns, loads = self._costs.message(*question, send.copies)
-            found = self._messages[question] = self.network.route(latency_ns, stream_ns, self._loads(loads))
+            transfer = self._costs.message(*question, send.copies)
+            loads = self._loads(transfer.loads)
+            found = self._messages[question] = self.network.route(transfer.latency_ns, transfer.stream_ns, loads)
         label = Label(KIND["p2p"], self.recorder.name(send.stream), send.microbatch)
         return SendStep(label, issue, send.nbytes, found, mail)
 

@@ -127,8 +127,8 @@ class Device(Description):
             short bursts that the fits were measured in.
         launch_s: host time to launch one kernel.
         context_bytes: memory that CUDA, NCCL and library workspaces take from ``memory_bytes``.
-        compute_rate_during_collectives: fraction of its speed at which compute goes on beside a collective's
-            kernels.
+        compute_rate_during_collectives: fraction of its speed at which compute goes on beside the kernels of a
+            collective that uses all of the node link; one that moves less slows compute in proportion.
         collective_rate_during_compute: fraction of its speed at which a collective goes on beside compute.
         fit_from: where the fits come from if they were not measured on this device; None when they were.
         errors: relative errors of the fits by kernel class (``gemm.bf16``; with ``.p90`` the 90th percentile,

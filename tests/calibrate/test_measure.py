@@ -1,0 +1,330 @@
+"""How items are timed, on devices whose clocks the test moves; and how rounds are kept."""
+
+import json
+import os
+import threading
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from calibrate.importers.source import MeasurementError
+from calibrate.measure.interference import measure_rates
+from calibrate.measure.journal import Journal, outliers, rounds_done, settle
+from calibrate.measure.kernels import KernelBench, Pool
+from calibrate.measure.launch import measure_launch_s
+from calibrate.measure.plan import CollectiveItem, KernelItem, LaunchItem
+from calibrate.measure.timer import CpuTimer, CudaTimer, check_cores, check_devices, cores_of
+from calibrate.tables import read_measurements
+from simpar.model.work import Attention, Gemm, MemoryBound
+
+torch = pytest.importorskip("torch")
+
+LAUNCH_S, QUEUE = 10e-6, 1000
+
+
+class VirtualGpu:
+    """A host that launches and a device that executes in order, each with a clock of its own; nothing really waits."""
+
+    def __init__(self, l2: int = 50 * 2**20) -> None:
+        self.host = self.device = 0.0
+        self.l2 = l2
+        self.longest_queue = 0
+        self._queued = 0
+
+    def put(self, duration_s: float) -> None:
+        self.host += LAUNCH_S
+        self.device = max(self.device, self.host) + duration_s
+        self._queued += 1
+        self.longest_queue = max(self.longest_queue, self._queued)
+
+    def drain(self) -> None:
+        self.host = max(self.host, self.device)
+        self._queued = 0
+
+    @property
+    def cuda(self):
+        gpu = self
+
+        class Event:
+            def __init__(self, *, enable_timing: bool = False) -> None:
+                assert enable_timing
+
+            def record(self) -> None:
+                self.at = max(gpu.device, gpu.host)
+
+            def synchronize(self) -> None:
+                gpu.drain()
+
+            def elapsed_time(self, other: "Event") -> float:
+                return (other.at - self.at) * 1e3
+
+        return SimpleNamespace(
+            Event=Event,
+            is_available=lambda: True,
+            device_count=lambda: 2,
+            set_device=lambda index: None,
+            get_device_properties=lambda index: SimpleNamespace(L2_cache_size=gpu.l2),
+            synchronize=gpu.drain,
+            _sleep=lambda cycles: gpu.put(cycles / 2e9),
+        )
+
+
+def virtual_timer(gpu: VirtualGpu) -> CudaTimer:
+    return CudaTimer(0, 1, gpu.cuda, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("kernel_s", [1e-6, 3e-6, 50e-6, 5e-3])
+def test_a_gpu_s_burst_holds_the_device_so_that_no_launch_is_in_the_time(kernel_s):
+    gpu = VirtualGpu()
+    assert virtual_timer(gpu).burst([lambda: gpu.put(kernel_s)] * 200) == [pytest.approx(kernel_s, rel=1e-6)]
+
+
+def test_without_holding_it_one_would_time_the_launches():
+    gpu = VirtualGpu()
+    timer = virtual_timer(gpu)
+    start = timer.mark()
+    for _ in range(200):
+        gpu.put(1e-6)
+    end = timer.mark()
+    timer.settle(end)
+    assert timer.between_s(start, end) / 200 == pytest.approx(LAUNCH_S, rel=0.01)
+
+
+def bench_with(gpu: VirtualGpu, kernel_s: float, made: list[object], monkeypatch) -> KernelBench:
+    def prepare(kernel, allocate, *, transposed=False):
+        made.append((kernel, transposed))
+        return lambda: gpu.put(kernel_s)
+
+    monkeypatch.setattr("calibrate.measure.kernels.prepare", prepare)
+    return KernelBench(virtual_timer(gpu))
+
+
+def test_a_long_burst_never_overflows_the_device_s_queue(monkeypatch):
+    gpu = VirtualGpu()
+    bench = bench_with(gpu, 2e-6, [], monkeypatch)
+    assert bench.measure_s(KernelItem(MemoryBound(2**20), burst_s=1.0)) == pytest.approx(2e-6, rel=1e-3)
+    assert gpu.longest_queue < QUEUE
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "sets"), [(2**20, 12), (20 * 2**20, 5), (100 * 2**20, 3)]
+)  # 50 MiB of cache are displaced twice over: by 12 buffers at most, by 3 at least
+def test_buffers_rotate_until_the_cache_has_forgotten_them(nbytes, sets, monkeypatch):
+    made: list[object] = []
+    bench_with(VirtualGpu(), 1e-4, made, monkeypatch).measure_s(KernelItem(MemoryBound(nbytes)))
+    assert len(made) == sets
+
+
+def test_a_sustained_burst_lasts_as_long_as_it_should(monkeypatch):
+    gpu = VirtualGpu()
+    bench_with(gpu, 4e-3, [], monkeypatch).measure_s(KernelItem(Gemm(8, 8, 8), burst_s=1.5))
+    assert gpu.device == pytest.approx(1.5, rel=0.05)
+
+
+def test_fewer_gpus_than_ranks_is_one_sentence():
+    with pytest.raises(MeasurementError, match=r"^4 ranks need 4 GPUs, but torch sees 2 here; use --ranks 2, or mea"):
+        CudaTimer(0, 4, VirtualGpu().cuda, torch.device("cpu"))
+    check_devices(2, 2)
+
+
+def test_too_many_ranks_for_the_cores_is_one_sentence():
+    with pytest.raises(MeasurementError, match=r"^9 ranks are too many for 2 CPU cores, .* at most 8; use --ranks 2$"):
+        check_cores(9, 2)
+    check_cores(8, 2)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_ranks_are_pinned_to_cores_of_their_own(count, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2, 4, 6, 8, 10})
+    parts = [cores_of(index, count) for index in range(count)]
+    assert set().union(*parts) == {0, 2, 4, 6, 8, 10}
+    assert sum(map(len, parts)) == 6
+    assert cores_of(0, 7) is None
+
+
+def test_pinning_holds_only_while_it_is_asked_for():
+    timer = CpuTimer(0, 1)
+    before = os.sched_getaffinity(0)
+    with timer.pinned():
+        assert os.sched_getaffinity(0) <= before
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_cpu_s_burst_times_each_call():
+    times = CpuTimer(0, 1).burst([lambda: time.sleep(0.002), lambda: time.sleep(0.02)])
+    assert times[0] >= 0.002
+    assert times[1] >= 0.02
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        Gemm(64, 64, 64, "fp32", 1, 4),
+        MemoryBound(2**16, "norm"),
+        Attention(1, 16, 16, 2, 2, 8, dtype="fp32", backward=True),
+    ],
+)
+def test_kernels_really_run(kernel):
+    assert 0 < KernelBench(CpuTimer(0, 1)).measure_s(KernelItem(kernel, burst_s=0.001)) < 1.0
+
+
+def test_launches_and_optimizer_steps_really_run():
+    assert 0 < measure_launch_s(CpuTimer(0, 1)) < 0.01
+    assert 0 < KernelBench(CpuTimer(0, 1)).optimizer_s(1000) < 1.0
+
+
+def test_a_pool_hands_out_what_overlaps_nothing_until_it_is_reset():
+    pool = Pool(torch.device("cpu"))
+    first, second = pool.allocate((3, 5)), pool.allocate((1 << 17,))
+    first.zero_()
+    assert first.shape == (3, 5)
+    assert second.count_nonzero() > 100_000
+    pool.reset()
+    pool.allocate((3, 5)).fill_(7.0)
+    big = pool.allocate((1 << 16,), "bf16")
+    assert big.dtype == torch.bfloat16
+    assert second.data_ptr() != first.data_ptr()
+
+
+class SharedClock:
+    """Compute and communication whose seconds are virtual, and longer while the other one is at it."""
+
+    def __init__(self, compute_slowdown: float, communication_slowdown: float) -> None:
+        self._factors = (compute_slowdown, communication_slowdown)
+        self._local = threading.local()
+        self._main = threading.get_ident()
+        self._beside = threading.Event()
+
+    def mark(self) -> float:
+        return getattr(self._local, "now", 0.0)
+
+    def settle(self, mark: float) -> None:
+        """Virtual time does not wait."""
+
+    def between_s(self, start: float, end: float) -> float:
+        return end - start
+
+    @contextmanager
+    def stream(self):
+        self._beside.set()
+        yield
+        self._beside.clear()
+
+    def compute(self) -> None:
+        time.sleep(1e-4)
+        self._local.now = self.mark() + (self._factors[0] if self._beside.is_set() else 1.0) * 1e-3
+
+    def communicate(self) -> None:
+        other = threading.get_ident() != self._main
+        time.sleep(2e-3 if other else 0.0)
+        self._local.now = self.mark() + (self._factors[1] if other else 1.0) * 1e-3
+
+
+@pytest.mark.parametrize(("compute", "communication"), [(2.0, 4.0), (1.0, 1.0), (5.0, 1.25)])
+def test_interference_is_speed_beside_over_speed_alone(compute, communication):
+    clock = SharedClock(compute, communication)
+    rates = measure_rates(clock, clock.compute, clock.communicate, collectives=30)
+    assert rates.compute == pytest.approx(1 / compute, rel=0.15)  # some products begin before the other thread does
+    assert rates.collective == pytest.approx(1 / communication)
+
+
+def test_what_fails_beside_is_raised():
+    clock = SharedClock(1.0, 1.0)
+    calls = iter(range(100))
+
+    def communicate() -> None:
+        if next(calls) == 12:
+            raise RuntimeError("connection lost")
+
+    with pytest.raises(RuntimeError, match="connection lost"):
+        measure_rates(clock, clock.compute, communicate, collectives=10)
+
+
+FACTS = {"host": "a", "torch": "2.13.0", "ranks": "2"}
+ITEMS = (
+    KernelItem(Gemm(64, 500, 784, "fp32", 1, 4), transposed=True),
+    KernelItem(Attention(1, 64, 64, 2, 2, 64, backward=True, dtype="fp32")),
+    KernelItem(MemoryBound(4096, "norm")),
+    CollectiveItem("all_reduce", 1024, (0, 1)),
+    CollectiveItem("all_reduce", 1024, (0, 2), 2),
+    LaunchItem(),
+)
+
+
+def written(path, rounds, *, resume=False, facts=FACTS):
+    with Journal(path, facts, stack="torch/2.13.0", communication="gloo/torch/2.13.0", resume=resume) as journal:
+        for factor in rounds:
+            for number, item in enumerate(ITEMS, 1):
+                journal.add(item, number * factor)
+    return read_measurements(path)
+
+
+def test_every_kind_of_item_comes_back_as_it_was_measured(tmp_path):
+    found = written(tmp_path / "p.measurements.jsonl", (1.0,))
+    assert [s.kernel for s in found.kernels] == [item.kernel for item in ITEMS[:3]]
+    assert [s.time_s for s in found.kernels] == [1.0, 2.0, 3.0]
+    assert [(s.op, s.nbytes, s.ranks, s.nodes, s.time_s) for s in found.collectives] == [
+        ("all_reduce", 1024, 2, 1, 4.0), ("all_reduce", 1024, 2, 2, 5.0),
+    ]  # fmt: skip
+    assert found.launch_s == (6.0,)
+    assert found.provenance == FACTS
+    assert {s.source for s in (*found.kernels, *found.collectives)} == {"p.measurements.jsonl"}
+    assert rounds_done(found, ITEMS) == dict.fromkeys(ITEMS, 1)
+
+
+@pytest.mark.parametrize(("statistic", "factor"), [("lowest", 1.0), ("median", 2.0)])
+def test_one_of_the_rounds_counts(tmp_path, statistic, factor):
+    found = settle(written(tmp_path / "raw", (2.0, 9.0, 1.0)), statistic)
+    assert [s.time_s for s in found.kernels] == [factor, 2 * factor, 3 * factor]
+    assert [s.time_s for s in found.collectives] == [4 * factor, 5 * factor]
+    assert found.launch_s == (12.0, 54.0, 6.0)
+
+
+def test_rounds_far_above_the_median_are_reported(tmp_path):
+    found = outliers(written(tmp_path / "raw", (1.0, 1.0, 1.4, 3.0)))
+    assert (found.slow, found.rounds) == (5, 20)  # a round of five items, of four
+    assert found.worst == pytest.approx(3.0 / 1.2)
+    assert outliers(written(tmp_path / "raw", (1.0, 1.4))).slow == 0
+
+
+def test_a_resumed_journal_goes_on_behind_half_a_line(tmp_path):
+    path = tmp_path / "raw"
+    written(path, (1.0,))
+    with path.open("a") as file:
+        file.write('{"kernel": "gemm", "m": 64')
+    found = written(path, (2.0,), resume=True)
+    assert rounds_done(found, ITEMS) == dict.fromkeys(ITEMS, 2)
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        ({"torch": "2.14.0"}, "raw was measured with torch 2.13.0, but here it is 2.14.0; measure anew without --res"),
+        ({"host": "b"}, "raw was measured with host a, but here it is b"),
+        ({"cuda": "13.0"}, "raw was measured with cuda none, but here it is 13.0"),
+        ({"ranks": "4"}, "raw was measured with ranks 2, but here it is 4"),
+    ],
+)
+def test_measurements_of_another_machine_or_version_do_not_mix(tmp_path, facts, text):
+    path = tmp_path / "raw"
+    written(path, (1.0,))
+    before = path.read_text()
+    with pytest.raises(MeasurementError, match=rf"^{text}"):
+        written(path, (1.0,), resume=True, facts={**FACTS, **facts})
+    assert path.read_text() == before
+
+
+def test_every_line_is_on_disk_as_soon_as_it_is_measured(tmp_path):
+    path = tmp_path / "raw"
+    with Journal(path, FACTS) as journal:
+        journal.add(ITEMS[0], 1.0)
+        assert json.loads(path.read_text().splitlines()[1])["time_s"] == 1.0
+
+
+def test_a_journal_that_cannot_be_written_says_so(tmp_path):
+    with pytest.raises(
+        MeasurementError, match=r"^cannot write '.*/nowhere/raw': No such file or directory; choose ano"
+    ):
+        Journal(tmp_path / "nowhere" / "raw", FACTS)

@@ -1,0 +1,240 @@
+"""The command on this machine: two gloo ranks measure a small plan, are interrupted, go on, and a profile comes out."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import simpar
+from calibrate import cli
+from calibrate.detect import Machine
+from calibrate.importers.source import MeasurementError
+from calibrate.measure import runner
+from calibrate.measure.checks import check_ranks
+from calibrate.measure.plan import Limits, MeasurementPlan, make_plan
+from calibrate.measure.runner import Options, run
+from calibrate.tables import read_measurements
+from simpar.hardware.profile import load_profile
+
+torch = pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = Limits(4e6, 70_000)
+
+
+def tiny_plan(rounds: int):
+    """The real plan with kernels of microseconds."""
+
+    def plan(*arguments, **options) -> MeasurementPlan:
+        found = make_plan(*arguments, **options)
+        return replace(found, rounds=rounds, interference=min(1, found.interference), optimizer_parameters=1000)
+
+    return plan
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    def choose(rounds: int) -> None:
+        monkeypatch.setattr(runner, "make_plan", tiny_plan(rounds))
+
+    monkeypatch.setattr(runner, "_limits", lambda *arguments, **options: TINY)
+    return choose
+
+
+ENDLESS = """
+    import sys
+    from calibrate import cli
+    from calibrate.measure import runner
+    from test_run import TINY, tiny_plan
+
+    if __name__ == "__main__":
+        runner._limits = lambda *arguments, **options: TINY
+        runner.make_plan = tiny_plan(100_000)
+        sys.exit(cli.main(["run", "--ranks", "2", "--on", "cpu", "--out", sys.argv[1]]))
+"""
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """A run that was interrupted once something was measured: its folder, exit code, and what it said."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    script = folder / "endless.py"
+    script.write_text(textwrap.dedent(ENDLESS))
+    raw = folder / "p.measurements.jsonl"
+    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(folder / "p.json")],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and process.poll() is None:
+            if raw.exists() and len(raw.read_text().splitlines()) > 80:
+                break
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes of the run
+        out, err = process.communicate(timeout=30)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    return folder, process.returncode, out, err
+
+
+def test_an_interruption_keeps_what_was_measured_and_says_how_to_go_on(interrupted):
+    folder, code, out, err = interrupted
+    kept = read_measurements(folder / "p.measurements.jsonl")
+    count = len(kept.kernels) + len(kept.collectives) + len(kept.launch_s)
+    assert code == 130, err
+    assert out == ""
+    kept_in = f"{count} measurements are kept in {folder / 'p.measurements.jsonl'}; go on with --resume"
+    assert err.splitlines() in ([kept_in], [kept_in, "interrupted"])  # some versions of typer end without a word
+    assert count >= 80
+    assert not (folder / "p.json").exists()
+
+
+def test_resume_goes_on_and_a_profile_comes_out(interrupted, tiny):
+    folder = interrupted[0]
+    raw, out = folder / "p.measurements.jsonl", folder / "p.json"
+    before = raw.read_text()
+    tiny(1)  # every item has a round already, unless the interruption came first
+    outcome = run(Options(out=out, ranks=2, on="cpu", resume=True))
+    assert outcome is not None
+    assert raw.read_text().startswith(before)
+    profile = load_profile(out)
+    assert profile == outcome.profile
+    device = profile.device
+    assert device.fit_from is None
+    assert 0 < device.compute_rate_during_collectives <= 1
+    assert device.sources["compute_rate_during_collectives"].startswith("median of 1 rounds of products beside all-r")
+    assert profile.node_link is not None
+    assert profile.node_link.kind == "host"
+    measured = {"device.gemm.fp32.peak_efficiency", "device.launch_s", "node_link.bandwidth_bytes_per_s"}
+    assert measured <= profile.uncertainty.keys()
+    assert {"gemm.fp32", "collective.all_reduce"} <= {row.what for row in profile.accuracy}
+    facts = profile.provenance.facts
+    assert (facts["ranks"], facts["back end"], facts["statistic"]) == ("2", "gloo", "lowest round")
+    assert profile.provenance.versions["torch"] == torch.__version__
+    assert any("AdamW step over 1,000 parameters" in note for note in profile.notes)
+
+    job = {"model": "mlp:784-500-10", "cluster": f"{out}:1x2", "plan": {"micro_batch": 64, "precision": "fp32"}}
+    assert 1e-5 < simpar.simulate(job).step_time_s < 1.0
+
+
+def test_one_rank_says_what_it_could_not_measure_and_keeps_priors(tmp_path, tiny, capsys):
+    tiny(1)
+    job = tmp_path / "job.yaml"
+    job.write_text("model: mlp:64-32-8\ncluster: cpu:1x1\nplan: {micro_batch: 16, precision: fp32, optimizer: sgd}\n")
+    out = tmp_path / "alone.json"
+    code = cli.main(["run", "--ranks", "1", "--on", "cpu", "--out", str(out), "--job", str(job), "--json"])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    assert "measured 17 gemm" in said.err  # twelve of the grid and five of the job
+    outcome = json.loads(said.out)
+    assert outcome["measurements"] == str(tmp_path / "alone.measurements.jsonl")
+    profile = load_profile(out)
+    assert profile.provenance.command == "simpar calibrate run --job job.yaml --on cpu --ranks 1"
+    assert profile.uncertainty["node_link.bandwidth_bytes_per_s"] >= 0.3
+    assert "one rank has nobody to communicate with: collectives and their interference were not measured" in (
+        profile.notes
+    )
+    row = next(row for row in profile.accuracy if row.what == "gemm.job")
+    assert row.count == 5
+
+
+def refused(capsys, *words: str) -> str:
+    """What the command says, in one line, and that it took it for the user's mistake."""
+    assert cli.main(["run", "--on", "cpu", *words]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    return said.err.strip()
+
+
+def test_files_that_are_in_the_way_are_left_alone(tmp_path, capsys, monkeypatch):
+    out, raw = tmp_path / "p.json", tmp_path / "p.measurements.jsonl"
+
+    def says(*words: str) -> str:
+        return refused(capsys, "--out", str(out), *words)
+
+    assert says("--resume") == f"--resume: there is no '{raw}' to go on with; leave --resume out"
+    out.write_text('{"my": "notes"}')
+    assert says() == f"--out: cannot write '{out}': it exists and is no profile of simpar; choose another name"
+    assert out.read_text() == '{"my": "notes"}'
+    out.unlink()
+    raw.write_text("a,b\n1,2\n")
+    assert says() == (
+        f"--out: cannot write '{out}': '{raw}' beside it exists and holds no measurements of simpar; "
+        "choose another name"
+    )
+    raw.write_text('{"format": "simpar measurements", "schema_version": 1, "provenance": {}}\n')
+    assert says() == (f"'{raw}' holds the measurements of a run that did not finish; go on with --resume, or delete it")
+    assert "raw was measured with" not in says("--resume")
+    assert says("--resume").startswith("p.measurements.jsonl was measured with host none, but here it is ")
+    raw.unlink()
+    gone = tmp_path / "nowhere" / "p.json"
+    assert refused(capsys, "--out", str(gone)) == (
+        f"--out: cannot write '{gone}': there is no folder '{gone.parent}'; create it first"
+    )
+    assert refused(capsys, "--out", str(tmp_path)) == (
+        f"--out: cannot write '{tmp_path}': it is a folder; add a file name"
+    )
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert says() == (
+        f"--out: cannot write '{out}': there is no permission to write into '{tmp_path}'; choose another place"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_this_machine_cannot_do_is_one_sentence(tmp_path, capsys, monkeypatch):
+    out = ("--out", str(tmp_path / "p.json"))
+    assert "ranks are too many for" in refused(capsys, *out, "--ranks", "100000")
+    assert (
+        refused(capsys, *out, "--on", "gpu")
+        == "--on 'gpu' is unknown; did you mean 'cpu'?; choose one of auto, cpu, cuda"
+    )
+    assert "nothing.yaml" in refused(capsys, *out, "--job", str(tmp_path / "nothing.yaml"))
+    if not torch.cuda.is_available():
+        assert refused(capsys, *out, "--on", "cuda", "--ranks", "2").startswith(
+            "2 ranks need 2 GPUs, but torch sees 0 here; use --ranks 1, or measure the CPU with --on cpu"
+        )
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert refused(capsys, *out).startswith("measuring needs torch, which is not installed; install it with: pip")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_gpus_need_nccl_to_talk():
+    from calibrate.detect import Gpu  # noqa: PLC0415
+
+    machine = Machine(host="", cpu="", cores=4, gpus=(Gpu("NVIDIA H100 80GB HBM3", 1, 132),) * 2)
+    with pytest.raises(MeasurementError, match=r"^2 GPUs communicate through NCCL, which this torch lacks; install"):
+        check_ranks(machine, 2, cuda=True, nccl=False)
+    check_ranks(machine, 1, cuda=True, nccl=False)
+    check_ranks(machine, 2, cuda=True, nccl=True)
+    with pytest.raises(MeasurementError, match=r"^3 ranks need 3 GPUs, but torch sees 2 here; use --ranks 2"):
+        check_ranks(machine, 3, cuda=True, nccl=True)
+
+
+class Unwritable(runner.Assignment):
+    """An assignment that kills the process that receives it."""
+
+    def __reduce__(self):
+        return os._exit, (3,)
+
+
+def test_a_process_that_dies_is_told_of():
+    from calibrate.measure.spawn import measure_here  # noqa: PLC0415
+
+    assignment = Unwritable(plan=MeasurementPlan(items=(), rounds=1), done={}, cuda=False)
+    with pytest.raises(MeasurementError, match=r"^the process of rank 0 ended with code 3; look at its output"):
+        measure_here(assignment, 1, lambda event: None)
