@@ -68,7 +68,8 @@ def _measured(executor: Executor, clock: Clock) -> IntColumn:
     """One step, on the common clock from the common start on."""
     starts: list[int] = []
     times = executor.step(lambda: starts.append(clock.common_start_ns()))
-    return np.where(times < 0, times, times + (clock.offset_ns - starts[0]))
+    # nothing ran before the common start; a device's clock is read with an error, which may say so
+    return np.where(times < 0, times, np.maximum(times + (clock.offset_ns - starts[0]), 0))
 
 
 def stand_by(job: Job, timeout_s: float) -> None:
