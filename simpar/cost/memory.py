@@ -72,14 +72,20 @@ def optimizer_traffic(
 ) -> dict[str, int]:
     """Bytes that the optimizer's kernels move for ``parameters`` parameters of the rank's shard, by kernel.
 
-    Where gradients are clipped, their norm reads them and clipping scales them in place; fp16 training also unscales
-    them. The update reads them, and reads and writes moments and (master) weights; where there is a master copy, it is
-    cast to the weights that compute reads.
+    An optimizer with finer master weights works on gradients of their dtype: coarser ones are cast first (Megatron-LM's
+    ``_copy_model_grads_to_main_grads``). Where gradients are clipped, their norm reads them and clipping scales them in
+    place; fp16 training also unscales them. The update reads them, and reads and writes moments and (master) weights; a
+    master copy is cast to the weights that compute reads.
     """
     width, grad, weight = DTYPE_BYTES[optimizer_dtype], DTYPE_BYTES[grad_dtype], weight_bytes(precision)
     master = has_master(precision, optimizer_dtype)
     states = 2 * width * _MOMENTS[optimizer] + 2 * (width if master else weight)
-    traffic = {"unscale gradients": 2 * grad} if precision == "fp16" else {}
+    traffic = {}
+    if master and grad < width:
+        traffic["cast gradients"] = grad + width
+        grad = width
+    if precision == "fp16":
+        traffic["unscale gradients"] = 2 * grad
     if clips:
         traffic |= {"grad norm": grad, "clip gradients": 2 * grad}
     traffic[optimizer] = grad + states

@@ -80,3 +80,11 @@ def test_clipping_reads_gradients_twice_and_writes_them_once():
     plain = optimizer_traffic(10, **sizes, clips=False)
     assert sum(clipped.values()) - sum(plain.values()) == 10 * 4 * 3
     assert set(clipped) - set(plain) == {"grad norm", "clip gradients"}
+
+
+def test_a_master_copy_works_on_gradients_of_its_own_dtype():
+    sizes = {"precision": "fp16", "optimizer": "adam", "optimizer_dtype": "fp32"}
+    traffic = optimizer_traffic(1, grad_dtype="fp16", **sizes)
+    # Megatron-LM with fp16: copy 2 + 4, unscale 8, norm 4, clip 8, Adam 4 + 24, copy back 4 + 2
+    assert sum(traffic.values()) == 6 + 8 + 4 + 8 + 28 + 6
+    assert sum(optimizer_traffic(1, grad_dtype="fp32", **sizes).values()) == 8 + 4 + 8 + 28 + 6
