@@ -17,6 +17,8 @@ from calibrate.importers.source import MeasurementError
 from simpar.errors import SimparError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from simpar.hardware.device import Device
     from simpar.hardware.profile import Profile
 
@@ -123,6 +125,62 @@ def fit(  # noqa: PLR0917 - Typer names the options after them
         _report(profile, out)
 
 
+@app.command()
+def run(  # noqa: PLR0917 - Typer names the options after them
+    out: Annotated[Path, typer.Option(help="Profile to write; the measurements go beside it.")] = Path("profile.json"),
+    full: Annotated[
+        bool, typer.Option("--full/--quick", help="More dtypes, sizes and rounds (minutes), or a minute's worth.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what an interrupted run measured.")] = False,
+    job: Annotated[Path | None, typer.Option(help="Job file whose own products are measured too.")] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="Processes, one a GPU; all GPUs, or 2 on a CPU, by default.", min=1)
+    ] = None,
+    on: Annotated[str, typer.Option(help="auto (GPUs where there are any), cpu or cuda.")] = "auto",
+    base: Annotated[
+        str | None, typer.Option(help="Catalog device with the nearest datasheet, for a GPU that is not in it.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+) -> None:
+    """Measures this machine, fits a profile to it, and reports what was measured and how well the fit does."""
+    from calibrate.measure.command import run_command  # noqa: PLC0415
+
+    words = [
+        *(["--full"] if full else []),
+        *(["--job", job.name] if job else []),
+        *(["--on", on] if on != "auto" else []),
+    ]
+    words += ["--ranks", str(ranks)] if ranks else []
+    words += ["--base", base] if base else []
+    command = shlex.join(["simpar", "calibrate", "run", *words])
+    outcome = run_command(out=out, full=full, resume=resume, job=job, ranks=ranks, on=on, base=base, command=command)
+    if outcome is None:
+        return  # another rank of a job of torchrun tells
+    if as_json:
+        typer.echo(json.dumps({**_outcome(outcome.profile, out), "measurements": str(outcome.raw)}, indent=1))
+    else:
+        from calibrate.measure.command import table  # noqa: PLC0415
+
+        _print(table(outcome.profile, outcome.samples), outcome.profile, out)
+
+
+@app.command()
+def check(  # noqa: PLR0917 - Typer names the options after them
+    profile: Annotated[Path, typer.Argument(help="Profile of this machine, as calibrate run wrote it.")],
+    plans: Annotated[
+        str | None, typer.Option(help="Of one, dp, zero1, fsdp, tp, gpipe, 1f1b, dp-pp, joined by commas; else all.")
+    ] = None,
+    ranks: Annotated[int, typer.Option(help="Processes, each with a device of its own.")] = 2,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer networks and rounds.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Page to write: predicted and measured timelines.")] = None,
+) -> None:
+    """Predicts with a profile and measures here: replayed programs and real training steps, for each plan."""
+    from calibrate.check.command import check_command  # noqa: PLC0415
+
+    check_command(profile=profile, plans=plans, ranks=ranks, quick=quick, as_json=as_json, html=html)
+
+
 def _catalog_device(name: str, base: str | None) -> "Device":
     from simpar.hardware.device import device  # noqa: PLC0415
 
@@ -172,7 +230,6 @@ def _outcome(profile: "Profile", out: Path) -> dict[str, Any]:
 
 
 def _report(profile: "Profile", out: Path) -> None:
-    from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
     table = Table(title=f"{profile.name}: |predicted/measured - 1|, bias of log(predicted/measured)", box=None)
@@ -184,6 +241,12 @@ def _report(profile: "Profile", out: Path) -> None:
         held = "" if row.split == "fitted" else row.split
         errors = [f"{value:.1%}" for value in (row.mean, row.median, row.p90)]
         table.add_row(row.what, row.region, held, f"{row.count:,}", *errors, f"{row.bias:+.1%}")
+    _print(table, profile, out)
+
+
+def _print(table: "Table", profile: "Profile", out: Path) -> None:
+    from rich.console import Console  # noqa: PLC0415
+
     console = Console()
     if not console.is_terminal:
         console.width = _PIPED_WIDTH

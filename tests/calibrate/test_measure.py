@@ -4,7 +4,7 @@ import json
 import os
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -32,6 +32,7 @@ class VirtualGpu:
         self.l2 = l2
         self.longest_queue = 0
         self._queued = 0
+        self.chosen: list[tuple[int, int]] = []
 
     def put(self, duration_s: float) -> None:
         self.host += LAUNCH_S
@@ -64,7 +65,9 @@ class VirtualGpu:
             Event=Event,
             is_available=lambda: True,
             device_count=lambda: 2,
-            set_device=lambda index: None,
+            set_device=lambda index: gpu.chosen.append((threading.get_ident(), index)),
+            Stream=object,
+            stream=nullcontext,
             get_device_properties=lambda index: SimpleNamespace(L2_cache_size=gpu.l2),
             synchronize=gpu.drain,
             _sleep=lambda cycles: gpu.put(cycles / 2e9),
@@ -121,6 +124,22 @@ def test_a_sustained_burst_lasts_as_long_as_it_should(monkeypatch):
     gpu = VirtualGpu()
     bench_with(gpu, 4e-3, [], monkeypatch).measure_s(KernelItem(Gemm(8, 8, 8), burst_s=1.5))
     assert gpu.device == pytest.approx(1.5, rel=0.05)
+
+
+def test_a_thread_s_stream_is_on_the_gpu_of_its_process():
+    gpu = VirtualGpu()
+    timer = CudaTimer(1, 2, gpu.cuda, torch.device("cpu"))
+
+    def other() -> None:
+        with timer.stream():
+            pass
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    (main, first), (beside, second) = gpu.chosen
+    assert main != beside  # torch begins every thread on GPU 0
+    assert (first, second) == (1, 1)
 
 
 def test_fewer_gpus_than_ranks_is_one_sentence():
