@@ -9,6 +9,7 @@ from simpar.job import Job
 from simpar.model.transformer import Transformer
 from simpar.plan.layout import Layout
 from simpar.program.footprint import Footprint
+from simpar.program.work import Share
 from simpar.trace.breakdown import RankTime, breakdown, bubble_fraction
 from simpar.trace.trace import Trace
 from simpar.units import GB, TFLOP, format_bytes, format_count, format_time
@@ -31,6 +32,7 @@ class Result:
         layout: the plan with everything filled in.
         trace: what happened.
         footprints: peak memory of every simulated rank.
+        recomputed_share: how much of the forward pass runs again.
         warnings: what a careful reader should know.
     """
 
@@ -38,6 +40,7 @@ class Result:
     layout: Layout
     trace: Trace
     footprints: tuple[Footprint, ...]
+    recomputed_share: Share
     warnings: tuple[str, ...]
 
     # ---- speed ------------------------------------------------------------------------------------------------------
@@ -70,23 +73,15 @@ class Result:
             return model.step_flop(batch * self.layout.seq_len, self.layout.seq_len, "full").total
         return model.step_flop(batch)
 
-    @cached_property
+    @property
     def recomputed_flop(self) -> float:
-        """FLOP that recomputation adds, by the same convention."""
-        model, plan, layout = self.job.model, self.job.plan, self.layout
-        if plan.recompute == "none":
-            return 0.0
+        """FLOP that recomputation adds, by the same convention: the share of the forward pass that runs again."""
+        model, share = self.job.model, self.recomputed_share
         if not isinstance(model, Transformer):
-            batch = layout.global_batch
-            return sum(kernel.work.flop for layer in model.layers for kernel in layer.forward(batch))
-        forward = model.flop_per_token(layout.seq_len, "full")
-        head = 2.0 * model.hidden * model.vocab
-        tokens = layout.global_batch * layout.seq_len
-        if plan.recompute == "selective":
-            return tokens * forward.attention
-        stages = plan.pp * plan.vpp
-        layers = min(model.layers, (plan.recompute_layers or model.layers) * stages)
-        return tokens * (forward.total - head) * layers / model.layers
+            return share.products * self.model_flop / 3
+        forward = model.flop_per_token(self.layout.seq_len, "full")
+        tokens = self.layout.global_batch * self.layout.seq_len
+        return tokens * (share.products * forward.matmul + share.attention * forward.attention)
 
     @property
     def peak_flop_per_s(self) -> float:

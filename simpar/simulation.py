@@ -1,7 +1,7 @@
 """From a job to its result: lay out, lower, check memory, run."""
 
 import gc
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,8 +16,9 @@ from simpar.model.transformer import Transformer
 from simpar.plan.layout import Layout, lay_out
 from simpar.plan.plan import Plan
 from simpar.program.footprint import Footprint, footprints
-from simpar.program.ir import Launch, Program, Run
+from simpar.program.ir import Launch, Program
 from simpar.program.lower import lower
+from simpar.program.work import block_runs, recomputed_share
 from simpar.result import Result
 from simpar.trace.trace import Trace
 from simpar.units import format_bytes
@@ -52,7 +53,8 @@ def simulate(job: Job | dict[str, Any], *, allow_oom: bool = False, fold: bool =
         if not allow_oom:
             _check_fit(job, memory)
         trace = execute(program, job.cluster)
-    return Result(job, layout, trace, memory, tuple(_warnings(job, layout, program, memory, trace)))
+    share = recomputed_share(program)
+    return Result(job, layout, trace, memory, share, tuple(_warnings(job, layout, program, memory, trace)))
 
 
 @contextmanager
@@ -105,7 +107,9 @@ def _what_fits(job: Job) -> str:
         if len(fitting) == 3:
             break
     return (
-        f"what would fit: {'; '.join(fitting)}" if fitting else "no single change of the plan would fit; use more GPUs"
+        f"what would fit: {'; '.join(fitting)}"
+        if fitting
+        else "none of the usual changes of the plan would fit; use more GPUs"
     )
 
 
@@ -188,13 +192,7 @@ def _longest_host_wait_s(trace: Trace) -> float:
 def _extrapolations(job: Job, program: Program) -> Iterator[str]:
     """Kernels outside what was measured, by reason, where they make up a share of compute that matters."""
     device = job.cluster.device
-    runs = Counter(
-        block
-        for rank in program.ranks
-        for instruction in rank.instructions
-        if isinstance(instruction, Run)
-        for block in instruction.operation.blocks
-    )
+    runs = block_runs(program)
     time_s: defaultdict[Launch, float] = defaultdict(float)
     for block, count in runs.items():
         for launch in block.body:

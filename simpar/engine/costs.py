@@ -47,6 +47,7 @@ class Costs:
         self._kernels: dict[Kernel, int] = {}
         self._collectives: dict[tuple[str, float, int, int], CollectiveCost] = {}
         self._nodes: dict[Group, int] = {}
+        self._shared: dict[tuple[str, float, Group], tuple[Load, ...]] = {}
 
     def kernel_ns(self, kernel: Kernel) -> int:
         """Time of a kernel that runs alone on the device."""
@@ -66,9 +67,14 @@ class Costs:
             ):
                 loads += [Load(link, carried) for link in links if carried > 0]
         latency_ns, stream_ns = _split(cost)
-        moved = max(cost.node_link_bytes, cost.nic_bytes)
-        could = self._cluster.node_link.bandwidth_bytes_per_s * stream_ns * 1e-9
-        return Transfer(latency_ns, stream_ns, tuple(loads), min(moved / could, 1.0) if could else 0.0)
+        return Transfer(latency_ns, stream_ns, tuple(loads), self._intensity(cost, stream_ns))
+
+    def _intensity(self, cost: CollectiveCost, stream_ns: int) -> float:
+        link = self._cluster.node_link
+        if link.kind == "host":
+            return 1.0  # gloo takes cores from compute, however little it moves
+        could = link.bandwidth_bytes_per_s * stream_ns * 1e-9
+        return min(max(cost.node_link_bytes, cost.nic_bytes) / could, 1.0) if could else 0.0
 
     def own_links(self, kind: str, rank: int) -> tuple[Link, ...]:
         """Both directions of a rank's own links of one kind: ``gpu`` inside the node, ``nic`` outside."""
@@ -82,6 +88,12 @@ class Costs:
         """
         if self._cluster.graph is None and not self._has_leaves:
             return ()
+        found = self._shared.get((op, nbytes, group))
+        if found is None:
+            found = self._shared[op, nbytes, group] = self._count_shared(op, nbytes, group)
+        return found
+
+    def _count_shared(self, op: str, nbytes: float, group: Group) -> tuple[Load, ...]:
         cost = self._collective(op, nbytes, group)
         total: dict[Link, tuple[float, int]] = {}
         for shift in group.copies:

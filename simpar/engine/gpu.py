@@ -96,6 +96,7 @@ class Meeting:
     """A collective that waits for its last member."""
 
     op: str
+    nbytes: float
     title: str
     expected: int
     loads: list[LinkLoad]
@@ -107,11 +108,12 @@ class Meeting:
 class Mail(Signal):
     """One message, as a signal of its arrival: its row once delivered, whether its receiver is there, who waits."""
 
-    __slots__ = ("box", "posted", "row", "sender", "source", "tag", "target")
+    __slots__ = ("box", "is_awaited", "is_sent", "posted", "row", "sender", "source", "tag", "target")
 
     def __init__(self, source: int, target: int, tag: Hashable) -> None:
         super().__init__()
         self.source, self.target, self.tag = source, target, tag
+        self.is_sent = self.is_awaited = False  # whether the program has these halves
         self.row = NONE
         self.posted = False
         self.sender: Signal | None = None
@@ -143,7 +145,7 @@ def awaited(step: Step) -> str:
 
 
 class Gpu:
-    """One simulated rank: its events, its compute rate, its streams as SimPy processes."""
+    """One simulated rank: its events, its compute rate, its streams as coroutines on the clock."""
 
     def __init__(
         self,
@@ -160,7 +162,7 @@ class Gpu:
         self.network = network
         self.recorder = recorder
         self.rank = rank
-        self.events: list[Any] = []  # per event: None, an Event that somebody waits for, or the row that recorded it
+        self.events: list[Any] = []  # per event: None, a Signal that somebody waits for, or its row
         self.blocked: dict[str, Step] = {}  # stream that is not done -> the step at which it waited last
         self._rendezvous = rendezvous
         self._compute_rate = compute_rate

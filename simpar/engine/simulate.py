@@ -111,6 +111,12 @@ class _Simulation:
                 f"no instruction can run at {self._clock.ns} ns: {shown}{more}; "
                 "check that sends, receives and collectives pair up in the same order"
             )
+        for mail in self._mail.values():
+            if mail.is_sent and not mail.is_awaited:
+                raise DeadlockError(
+                    f"rank {mail.source} sends message '{mail.tag}' to rank {mail.target}, which never receives it; "
+                    "add the receive"
+                )
         return max((row.end_ns for row in self.recorder.rows), default=0)
 
     def book_block_traffic(self) -> None:
@@ -189,7 +195,9 @@ class _Simulation:
                 compute.append(AllocStep(CATEGORY[instruction.category], instruction.nbytes))
             elif type(instruction) is Recv:
                 issue += launch_ns
-                compute.append(ReceiveStep(self._letter(instruction.peer, rank, instruction.tag)))
+                mail = self._letter(instruction.peer, rank, instruction.tag)
+                mail.is_awaited = True
+                compute.append(ReceiveStep(mail))
             elif type(instruction) is Send:
                 issue += launch_ns
                 streams[instruction.stream].append(self._send_step(instruction, rank, issue))
@@ -220,11 +228,16 @@ class _Simulation:
         if meeting is None:
             title = f"{op} {index} of a {group.stream} group of {len(group.ranks)} ranks"
             shared = self._loads(self._costs.shared_loads(op, nbytes, group))
-            meeting = self._meetings[group, index] = Meeting(op, title, len(self._members[group]), shared)
+            meeting = self._meetings[group, index] = Meeting(op, nbytes, title, len(self._members[group]), shared)
         if meeting.op != op:
             raise DeadlockError(
                 f"rank {rank} runs {op} as number {index} of its {group.stream} group, where another member "
                 f"runs {meeting.op}; give all members the same order"
+            )
+        if meeting.nbytes != nbytes:
+            raise DeadlockError(
+                f"rank {rank} runs {op} {index} of its {group.stream} group over {nbytes:,.0f} bytes, another member over "
+                f"{meeting.nbytes:,.0f}; give all members the same size"
             )
         name = self.recorder.name(collective.name or op)
         label = Label(KIND[op], name, collective.microbatch, collective.chunk, collective.layer)
@@ -235,6 +248,7 @@ class _Simulation:
 
     def _send_step(self, send: Send, rank: int, issue: int) -> SendStep:
         mail = self._letter(rank, send.peer, send.tag)
+        mail.is_sent = True
         if self._program.stage_buffer is not None:
             key = (send.peer, send.stream)
             mail.box = self._boxes.setdefault(key, Mailbox(self._program.stage_buffer))

@@ -10,9 +10,11 @@ from simpar.model.transformer import Transformer
 from simpar.model.work import AttentionKernel
 from simpar.plan.partition import samples_to_microbatches
 from simpar.plan.plan import Plan, StateDType
+from simpar.units import MIB
 
 Model = Transformer | ModuleModel
 _DEFAULT_SEQ_LEN = 4096
+_DDP_BUCKET_BYTES = 25 * MIB  # torch DistributedDataParallel(bucket_cap_mb=25), gradients in fp32
 _MEGATRON_BUCKET = 40_000_000  # parameters; Megatron-Core DistributedDataParallelConfig: max(40 M, 1 M · dp)
 
 
@@ -31,6 +33,7 @@ class Layout:
         attention: kernel of the attention core.
         launch_s: host seconds per launch.
         bucket_parameters: parameters per gradient bucket.
+        buckets_first_chunk_only: whether the other chunks are one bucket each.
         clips_gradients: whether the optimizer scales gradients by their norm.
         keeps_gradients: whether gradients live in buffers that each step zeroes (Megatron-LM), rather than being freed
             (``zero_grad(set_to_none=True)``, the default of modules and of FSDP2).
@@ -46,8 +49,17 @@ class Layout:
     attention: AttentionKernel
     launch_s: float
     bucket_parameters: int
+    buckets_first_chunk_only: bool
     clips_gradients: bool
     keeps_gradients: bool
+
+    @property
+    def overlaps_messages(self) -> bool:
+        """Whether a stage computes while its messages are under way."""
+        plan = self.plan
+        if plan.overlap.p2p is None:
+            return plan.schedule == "interleaved" or plan.stage_sync == "condition_variable"
+        return plan.overlap.p2p
 
     @property
     def tokens(self) -> int:
@@ -77,6 +89,11 @@ def lay_out(plan: Plan, model: Model, cluster: Cluster) -> Layout:
     global_batch, microbatches = _batch(plan, dp)
     device = cluster.device
     device.gemm_fit(plan.precision)
+    if plan.collective_algorithm.startswith("nvls") and not cluster.node_link.nvls:
+        raise PlanError(
+            f"collective_algorithm '{plan.collective_algorithm}' needs a switch that reduces (NVLS), which "
+            f"the node link of {device.name} has not; set collective_algorithm=auto, ring or tree"
+        )
     attention: AttentionKernel = _fastest_attention(device) if plan.attention == "auto" else plan.attention
     if attention != "unfused" and attention not in device.attention_kernel_speed:
         raise PlanError(
@@ -93,10 +110,16 @@ def lay_out(plan: Plan, model: Model, cluster: Cluster) -> Layout:
         grad_dtype=plan.grad_dtype or "fp32",
         attention=attention,
         launch_s=device.launch_s if plan.launch_s is None else plan.launch_s,
-        bucket_parameters=plan.bucket_parameters or max(_MEGATRON_BUCKET, 1_000_000 * dp),
+        bucket_parameters=plan.bucket_parameters or _bucket_parameters(model, dp),
+        buckets_first_chunk_only=plan.bucket_parameters is None and isinstance(model, Transformer),
         clips_gradients=isinstance(model, Transformer) if plan.clip_gradients is None else plan.clip_gradients,
         keeps_gradients=isinstance(model, Transformer) and plan.zero < 3,
     )
+
+
+def _bucket_parameters(model: Model, dp: int) -> int:
+    """Megatron-Core's rule for transformers, DistributedDataParallel's for other modules."""
+    return max(_MEGATRON_BUCKET, 1_000_000 * dp) if isinstance(model, Transformer) else _DDP_BUCKET_BYTES // 4
 
 
 def _fastest_attention(device: Device) -> AttentionKernel:

@@ -1,6 +1,6 @@
 """How a job is spread over the cluster: parallel degrees, batch, recomputation, precision, overlap.
 
-A plan is checked twice: field by field when it is built, and against model and cluster by :mod:`simpar.plan.check`,
+A plan is checked twice: field by field when it is built, and against model and cluster by :mod:`simpar.plan.layout`,
 which also fills in what was left open (``dp``, ``global_batch``).
 """
 
@@ -24,16 +24,16 @@ class Overlap(Description):
         param_gather: gather updated parameters during the next forward pass (Megatron ``--overlap-param-gather``),
             and prefetch the next layer's parameters with ZeRO-3 / FSDP; otherwise each gather is waited for.
         tp: ``bulk`` hides backward tensor-parallel collectives behind the weight-gradient GEMM (Megatron's default);
-            ``pipelined`` also splits each GEMM to hide its own collective (userbuffers, async TP); ``none`` hides
-            nothing.
+            ``pipelined`` also splits forward GEMMs to hide their own collectives (userbuffers, async TP); ``none``
+            hides nothing.
         p2p: go on computing while a message to the next stage is under way; otherwise a stage waits for the end of its
-            own sends (Megatron-LM of 2021-22 synchronised after every exchange).
+            own sends. Left open, as Megatron-LM: only with the interleaved schedule (and with rendezvous).
     """
 
     grad_reduce: bool = True
     param_gather: bool = True
     tp: Literal["none", "bulk", "pipelined"] = "bulk"
-    p2p: bool = True
+    p2p: bool | None = None
 
 
 class Plan(Description):
@@ -70,7 +70,8 @@ class Plan(Description):
             modules do not.
         overlap: which communication runs beside compute.
         collective_algorithm: ``auto`` takes the fastest admissible one.
-        bucket_parameters: parameters per gradient bucket; left open, max(40 M, 1 M · dp) as Megatron-Core.
+        bucket_parameters: parameters per gradient bucket; left open, as Megatron-Core: max(40 M, 1 M · dp) in the first
+            chunk of the first stage and one bucket in each other one. Modules take DDP's 25 MiB.
         launch_s: host seconds per kernel launch; left open, the device's.
     """
 
@@ -122,7 +123,7 @@ class Plan(Description):
                 f"stage_buffer {self.stage_buffer} has no meaning with stage_sync 'condition_variable', "
                 "which hands over without a buffer; drop one of the two"
             )
-        if self.stage_sync == "condition_variable" and not self.overlap.p2p:
+        if self.stage_sync == "condition_variable" and self.overlap.p2p is False:
             raise ValueError(
                 "stage_sync 'condition_variable' with overlap.p2p=false deadlocks: two stages would wait for each "
                 "other to take a message; set overlap.p2p=true or stage_sync=message_passing"

@@ -18,7 +18,7 @@ from simpar.model.work import DTYPE_BYTES, MemoryBound
 from simpar.plan.layout import Layout, Model
 from simpar.plan.partition import partition
 from simpar.program.body import Body
-from simpar.program.data_parallel import DataParallel, FullySharded, Groups, Replicated, Runner
+from simpar.program.data_parallel import STREAM, DataParallel, FullySharded, Groups, Replicated, Runner
 from simpar.program.fold import replicas_are_alike
 from simpar.program.ir import (
     Alloc,
@@ -231,6 +231,7 @@ class _Rank:
                 self._backward(action)
         self._reduce_tied_embedding()
         self._data.before_update()
+        self._reduce_norm()
         self._writer.add(Run(self._operations.update(self._parameters, self._layout)))
         self._data.end_step()
         return RankProgram(
@@ -300,7 +301,7 @@ class _Rank:
             tag = Action(action.op, target, action.microbatch)
             nbytes = self._context.boundary_bytes[boundary]
             self._writer.add(Send(stream, peer, nbytes, tag, action.microbatch, self._copies))
-            if not self._layout.plan.overlap.p2p:
+            if not self._layout.overlaps_messages:
                 self._writer.wait(self._writer.record(stream))
 
     # ---- end of the step --------------------------------------------------------------------------------------------
@@ -314,10 +315,30 @@ class _Rank:
         if pp == 1 or not tied or self._stage not in (0, pp - 1):
             return
         ranks = tuple(self._layout.rank(stage, self._replica, self._tp_rank) for stage in (0, pp - 1))
-        nbytes = float(head.tied_parameters * DTYPE_BYTES[self._layout.grad_dtype])
+        nbytes = head.tied_parameters * DTYPE_BYTES[self._layout.grad_dtype] / self._gradient_shards
         self._data.before_update()
         group = Group("embedding", ranks, self._copies)
         done = self._writer.after([Collective("all_reduce", nbytes, group, "tied embedding")])
+        if done is not None:
+            self._writer.wait(done)
+
+    @property
+    def _gradient_shards(self) -> int:
+        return self._layout.shard if self._layout.plan.zero >= 2 else 1
+
+    def _reduce_norm(self) -> None:
+        """Clipping needs the norm of all gradients: no stage updates before the last one has its gradients."""
+        layout, plan = self._layout, self._layout.plan
+        if not layout.clips_gradients or plan.tp * plan.pp * layout.dp == 1:
+            return
+        if plan.zero:
+            group = Group(STREAM, range(plan.tp * plan.pp * layout.dp))
+        else:
+            ranks = [layout.rank(stage, self._replica, t) for stage in range(plan.pp) for t in range(plan.tp)]
+            if len(ranks) == 1:
+                return
+            group = Group(STREAM, tuple(ranks), tuple(range(0, len(self._copies), plan.tp)))
+        done = self._writer.after([Collective("all_reduce", 4.0, group, "gradient norm")])
         if done is not None:
             self._writer.wait(done)
 
@@ -332,15 +353,26 @@ class _Rank:
             zero=plan.zero,
             shard=layout.shard,
         )
-        states["buffers"] = self._gathered_bytes()
+        states["buffers"] = self._buffer_bytes()
         states["context"] = context_bytes
         return tuple(states.items())
 
-    def _gathered_bytes(self) -> int:
-        """ZeRO-3: weights gathered at a time (two units, or all until backward), and one unit's full gradient."""
+    def _buffer_bytes(self) -> int:
+        """What ZeRO holds in full for a while.
+
+        ZeRO-2: the gradients of a bucket, or of all where buckets do not overlap. ZeRO-3: the weights of two units (all
+        of them where forward keeps them) and the gradients of two.
+        """
         layout, plan = self._layout, self._layout.plan
-        if plan.zero != 3 or layout.shard == 1:
+        if plan.zero < 2 or layout.shard == 1:
             return 0
-        units = sorted((p.unit.parameters for v in self._held for p in self._operations.chunks[v]), reverse=True)
+        width = DTYPE_BYTES[layout.grad_dtype]
+        if plan.zero == 2:
+            bucketed = plan.overlap.grad_reduce and not layout.buckets_first_chunk_only
+            return width * (min(layout.bucket_parameters, self._parameters) if bucketed else self._parameters)
+        units = sorted(
+            (p.unit.parameters + p.unit.borrowed_parameters for v in self._held for p in self._operations.chunks[v]),
+            reverse=True,
+        )
         gathered = sum(units[:2]) if plan.reshard_after_forward else sum(units)
-        return gathered * weight_bytes(plan.precision) + units[0] * DTYPE_BYTES[layout.grad_dtype]
+        return gathered * weight_bytes(plan.precision) + sum(units[:2]) * width

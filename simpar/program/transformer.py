@@ -93,8 +93,15 @@ class TransformerParts:
 
     # ---- building bricks --------------------------------------------------------------------------------------------
 
-    def _gemm(self, m: int, n: int, k: int, out_bytes: int | None = None) -> Gemm:
-        return Gemm(m, n, k, self.layout.plan.precision, out_bytes=self._size if out_bytes is None else out_bytes)
+    def _gemm(self, name: str, m: int, n: int, k: int, out_bytes: int | None = None) -> Gemm:
+        # the head and its loss stay out of fp8
+        fine = name == "head" and self.layout.plan.precision == "fp8"
+        precision = "bf16" if fine else self.layout.plan.precision
+        return Gemm(m, n, k, precision, out_bytes=self._size if out_bytes is None else out_bytes)
+
+    def _split(self, pieces: int) -> list[int]:
+        """The tokens of a microbatch in nearly equal pieces."""
+        return [self._tokens * (i + 1) // pieces - self._tokens * i // pieces for i in range(pieces)]
 
     def _memory(self, elements: float, bytes_per_element: float, memory_class: MemoryClass) -> MemoryBound:
         """Traffic given in bytes per element of 2-byte activations, scaled to the dtype."""
@@ -113,21 +120,21 @@ class TransformerParts:
         """[all-gather] → GEMM with a column-sharded weight."""
         plan, hidden = self.layout.plan, self.model.hidden
         if not plan.sequence_parallel:
-            body.run(self._gemm(self._tokens, width, hidden), name)
+            body.run(self._gemm(name, self._tokens, width, hidden), name)
             return
         pieces = _PIPELINE_CHUNKS if plan.overlap.tp == "pipelined" else 1
         arrivals = [body.begin("all_gather", self._full_bytes() / pieces, f"{name} input") for _ in range(pieces)]
-        for arrival in arrivals:
+        for arrival, tokens in zip(arrivals, self._split(pieces), strict=True):
             body.join(arrival)
-            body.run(self._gemm(self._tokens // pieces, width, hidden), name)
+            body.run(self._gemm(name, tokens, width, hidden), name)
 
     def _row_forward(self, body: Body, name: str, width: int) -> None:
         """GEMM with a row-sharded weight → all-reduce, or reduce-scatter with sequence parallelism."""
         plan, hidden = self.layout.plan, self.model.hidden
         pieces = _PIPELINE_CHUNKS if plan.overlap.tp == "pipelined" and plan.tp > 1 else 1
         pending = []
-        for _ in range(pieces):
-            body.run(self._gemm(self._tokens // pieces, hidden, width), name)
+        for tokens in self._split(pieces):
+            body.run(self._gemm(name, tokens, hidden, width), name)
             if plan.tp > 1:
                 op: CollectiveOp = "reduce_scatter" if plan.sequence_parallel else "all_reduce"
                 pending.append(body.begin(op, self._full_bytes() / pieces, f"{name} output"))
@@ -143,7 +150,7 @@ class TransformerParts:
             gathered = body.begin("all_gather", self._full_bytes(), f"{name} input")
             if not overlap:
                 body.join(gathered)
-        body.run(self._gemm(self._tokens, hidden, width), f"{name} dgrad")
+        body.run(self._gemm(name, self._tokens, hidden, width), f"{name} dgrad")
         reduced = None
         if plan.tp > 1:
             op: CollectiveOp = "reduce_scatter" if plan.sequence_parallel else "all_reduce"
@@ -152,7 +159,7 @@ class TransformerParts:
                 body.join(reduced)
         if gathered is not None and overlap:
             body.join(gathered)
-        body.run(self._gemm(width, hidden, self._tokens, self._wgrad_bytes), f"{name} wgrad")
+        body.run(self._gemm(name, width, hidden, self._tokens, self._wgrad_bytes), f"{name} wgrad")
         if reduced is not None and overlap:
             body.join(reduced)
 
@@ -161,8 +168,8 @@ class TransformerParts:
         hidden = self.model.hidden
         if self.layout.plan.sequence_parallel:
             body.exchange("all_gather", self._full_bytes(), f"{name} output grad")
-        body.run(self._gemm(self._tokens, width, hidden), f"{name} dgrad")
-        body.run(self._gemm(hidden, width, self._tokens, self._wgrad_bytes), f"{name} wgrad")
+        body.run(self._gemm(name, self._tokens, width, hidden), f"{name} dgrad")
+        body.run(self._gemm(name, hidden, width, self._tokens, self._wgrad_bytes), f"{name} wgrad")
 
     # ---- attention core ---------------------------------------------------------------------------------------------
 
@@ -271,7 +278,7 @@ class TransformerParts:
             forward=forward.block("layer"),
             backward=backward.block("layer"),
             activation_bytes=self.boundary_bytes if recompute == "full" else kept,
-            transient_bytes=kept if recompute == "full" else 0,
+            transient_bytes=kept if recompute == "full" else self._score_bytes if recompute == "selective" else 0,
         )
 
     @cached_property
@@ -299,16 +306,24 @@ class TransformerParts:
         Unfused attention keeps softmax output, dropout mask and dropout output per score.
         """
         model, size, (heads, _) = self.model, self._size, self._heads
-        residual = self._residual * (4 * size + (2 if model.dropout else 0))
+        # inputs of the norms and of the two column-parallel GEMMs, and two dropout masks
+        residual = self._residual * ((model.norms_per_layer + 2) * size + (2 if model.dropout else 0))
         inner = self._tokens * size * (self._qkv_width + heads * model.head_dim + self._up_width + self._ffn)
         if model.qk_norm:
             inner += self._tokens * size * (self._qkv_width - self._heads[1] * model.head_dim)
-        if self.layout.attention == "unfused" and recompute == "none":
-            scores = self._tokens * self.layout.seq_len * heads
-            inner += scores * (size + ((1 + size) if model.dropout else 0))
-        elif self.layout.attention != "unfused":
+        if recompute == "none":
+            inner += self._score_bytes
+        if self.layout.attention != "unfused":
             inner += self._tokens * heads * 4  # log-sum-exp per query, fp32
         return residual + inner
+
+    @cached_property
+    def _score_bytes(self) -> int:
+        """What unfused attention keeps per score: softmax output, and with dropout its mask and output."""
+        if self.layout.attention != "unfused":
+            return 0
+        scores = self._tokens * self.layout.seq_len * self._heads[0]
+        return scores * (self._size + ((1 + self._size) if self.model.dropout else 0))
 
     # ---- embedding and head -----------------------------------------------------------------------------------------
 
@@ -316,10 +331,12 @@ class TransformerParts:
         """Token (and position) lookup before the first layer."""
         model = self.model
         forward = Body(self._group)
-        forward.run(self._memory(self._residual, 4 + (5 if model.dropout else 0), "elementwise"), "embedding")
+        forward.run(self._memory(self._tokens * model.hidden, 4, "elementwise"), "embedding")
         if self.layout.plan.tp > 1:
             op: CollectiveOp = "reduce_scatter" if self.layout.plan.sequence_parallel else "all_reduce"
             forward.exchange(op, self._full_bytes(), "embedding output")
+        if model.dropout:
+            forward.run(self._memory(self._residual, 5, "elementwise"), "embedding dropout")
         backward = Body(self._group, phase="backward")
         if self.layout.plan.sequence_parallel:
             backward.exchange("all_gather", self._full_bytes(), "embedding grad")
@@ -337,34 +354,23 @@ class TransformerParts:
     def head(self, *, shares_embedding: bool) -> Unit:
         """Final norm, logits and cross entropy after the last layer.
 
-        Unfused cross entropy moves 38 bytes per logit forward and 14 backward, fused 20 and 10 (accuracy study of
-        Megatron's vocab-parallel cross entropy and its fused variant).
+        Bytes per logit of Megatron-LM's vocab-parallel cross entropy: forward 38 (to fp32 2 + 4, maximum 4, subtract it
+        4 + 4, exponential 4 + 4, sum 4, divide 4 + 4) and backward 14 (subtract the target 4 + 4, cast 4 + 2); its
+        fused form takes 20 and 10.
         """
         plan, model = self.layout.plan, self.model
         logits = self._tokens * self.vocab
         fused = plan.loss_kernel == "fused"
         forward = Body(self._group)
         forward.run(self._memory(self._residual, 4, "norm"), "final norm")
-        if plan.sequence_parallel:
-            forward.exchange("all_gather", self._full_bytes(), "head input")
-        # the head and its loss stay out of fp8
-        precision = "bf16" if plan.precision == "fp8" else plan.precision
-        forward.run(Gemm(self._tokens, self.vocab, model.hidden, precision, out_bytes=self._size), "head")
+        self._column_forward(forward, "head", self.vocab)
         forward.run(self._memory(logits, 20 if fused else 38, "elementwise"), "cross entropy")
         if plan.tp > 1:
             for what in ("maximum", "target logit", "sum"):
                 forward.exchange("all_reduce", self._tokens * 4, f"cross entropy {what}")
         backward = Body(self._group, phase="backward")
         backward.run(self._memory(logits, 10 if fused else 14, "elementwise"), "cross entropy grad")
-        backward.run(Gemm(self._tokens, model.hidden, self.vocab, precision, out_bytes=self._size), "head dgrad")
-        reduced = None
-        if plan.tp > 1:
-            op: CollectiveOp = "reduce_scatter" if plan.sequence_parallel else "all_reduce"
-            reduced = backward.begin(op, self._full_bytes(), "head input grad")
-        wgrad = Gemm(self.vocab, model.hidden, self._tokens, precision, out_bytes=self._wgrad_bytes)
-        backward.run(wgrad, "head wgrad")
-        if reduced is not None:
-            backward.join(reduced)
+        self._column_backward(backward, "head", self.vocab)
         backward.run(self._memory(self._residual, 6, "norm"), "final norm grad")
         return Unit(
             name="head",
@@ -374,5 +380,6 @@ class TransformerParts:
             # input of the norm and of the head; logits in compute precision and in fp32 until backward is done
             activation_bytes=2 * self.boundary_bytes + logits * (self._size + 4),
             transient_bytes=logits * (0 if fused else 4 + self._size),
+            borrowed_parameters=self.vocab * model.hidden if shares_embedding else 0,
             tied_parameters=self.vocab * model.hidden if model.tied_embeddings and not shares_embedding else 0,
         )

@@ -15,6 +15,7 @@ class Unit:
         forward, backward: its blocks; recomputation is part of backward.
         activation_bytes: kept from forward to backward.
         transient_bytes: held in addition while backward runs.
+        borrowed_parameters: of another unit, read by this one: a tied head reads the embedding's table.
         tied_parameters: parameters of a copy that another stage holds as well (tied embedding).
     """
 
@@ -24,6 +25,7 @@ class Unit:
     backward: Block
     activation_bytes: int
     transient_bytes: int = 0
+    borrowed_parameters: int = 0
     tied_parameters: int = 0
 
 

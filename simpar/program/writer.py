@@ -26,10 +26,13 @@ class Writer:
         self.add(Wait(stream, event))
 
     def after(self, collectives: list[Collective], event: int | None = None) -> int | None:
-        """Collectives on their stream once ``event`` (or compute so far) is done; returns the event of their end."""
+        """Collectives, one after the other, once ``event`` (or compute so far) is done; the event of their end."""
         if not collectives:
             return None
-        stream = collectives[0].group.stream
-        self.wait(self.record() if event is None else event, stream)
-        self.add(*collectives)
-        return self.record(stream)
+        done = self.record() if event is None else event
+        for collective in collectives:
+            stream = collective.group.stream
+            self.wait(done, stream)
+            self.add(collective)
+            done = self.record(stream)
+        return done

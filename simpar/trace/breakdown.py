@@ -14,6 +14,7 @@ from simpar.trace.trace import COMMUNICATION_KINDS, KERNEL_KINDS, KINDS, NONE, I
 _COMPUTE = "compute"
 _P2P = KINDS.index("p2p")
 _OPTIMIZER = KINDS.index("optimizer")
+_MESSAGES = ("pp_forward", "pp_backward")
 Intervals = npt.NDArray[np.int64]  # shape (n, 2): start and end, disjoint and ordered
 
 
@@ -115,31 +116,43 @@ def _communication(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Nanoseconds of communication that the compute lane waits for, and that it does not, by stream.
 
-    Where several streams are busy in the same gap, it counts for the first of: the rank's own collectives, then the
-    message for which the compute stream waits.
+    A gap belongs to what ended it (the predecessor of the operation behind it), as far as that stream was busy
+    meanwhile; the rest of it is bubble. The gap before the end of the step belongs to whatever the rank still
+    communicates.
     """
     spans = trace.spans
     gaps = _gaps(spans.start_ns[compute_rows], spans.end_ns[compute_rows], trace.step_ns)
-    streams: dict[str, Intervals] = {}
-    for index, lane in enumerate(trace.lanes):
-        if lane.rank == rank and index != compute_lane:
-            rows = np.flatnonzero(spans.lane == index)
-            if len(rows) and lane.stream not in ("pp_forward", "pp_backward"):
-                streams[lane.stream] = _union(np.stack([spans.start_ns[rows], spans.end_ns[rows]], axis=1))
-    cause = spans.predecessor[compute_rows]
-    messages = cause[(cause != NONE) & (spans.kind[cause] == _P2P)]
-    if len(messages):
-        streams["pp"] = _union(np.stack([spans.start_ns[messages], spans.end_ns[messages]], axis=1))
+    cause = np.append(spans.predecessor[compute_rows], NONE)
+    causing_lane = np.array([NONE if row == NONE else spans.lane[row] for row in cause], np.int64)
     exposed: dict[str, int] = {}
     hidden: dict[str, int] = {}
-    seen, covered = np.zeros((0, 2), np.int64), 0
-    for stream, intervals in streams.items():
-        seen = _union(np.concatenate([seen, intervals]))
-        now = _overlap(seen, gaps)
-        exposed[stream] = now - covered
-        hidden[stream] = int((intervals[:, 1] - intervals[:, 0]).sum()) - _overlap(intervals, gaps)
-        covered = now
+    after = gaps[-1:]
+    for index, lane in enumerate(trace.lanes):
+        rows = np.flatnonzero(spans.lane == index)
+        if lane.rank != rank or index == compute_lane or lane.stream in _MESSAGES or not len(rows):
+            continue
+        busy = _union(np.stack([spans.start_ns[rows], spans.end_ns[rows]], axis=1))
+        waited = _overlap(busy, gaps[causing_lane == index]) + _overlap(busy, after)
+        after = _without(after, busy)
+        exposed[lane.stream] = waited
+        hidden[lane.stream] = int((busy[:, 1] - busy[:, 0]).sum()) - waited
+    is_message = np.array([row != NONE and spans.kind[row] == _P2P for row in cause], np.bool_)
+    if is_message.any():
+        messages = cause[is_message]
+        arriving = _union(np.stack([spans.start_ns[messages], spans.end_ns[messages]], axis=1))
+        exposed["pp"] = _overlap(arriving, gaps[is_message])
+        hidden["pp"] = int((arriving[:, 1] - arriving[:, 0]).sum()) - exposed["pp"]
     return exposed, hidden
+
+
+def _without(gaps: Intervals, busy: Intervals) -> Intervals:
+    """The parts of ``gaps`` in which ``busy`` is not."""
+    if not len(gaps):
+        return gaps
+    edges = np.unique(np.concatenate([gaps.ravel(), np.clip(busy.ravel(), gaps.min(), gaps.max())]))
+    pieces = np.stack([edges[:-1], edges[1:]], axis=1)
+    kept = [_overlap(busy, piece[None]) == 0 and _overlap(gaps, piece[None]) > 0 for piece in pieces]
+    return pieces[np.array(kept, np.bool_)]
 
 
 def _gaps(start: IntColumn, end: IntColumn, step_ns: int) -> Intervals:

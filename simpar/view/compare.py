@@ -24,6 +24,7 @@ MOST_DIFFERENCES = 14
 """Operations that are drawn, at most: those that differ by the most time."""
 
 _GAP = 1.1  # between the two timelines, in lane heights
+_HEADROOM = 0.9  # above the first one, for its word: plotly hides what is annotated outside of an axis
 _BAR_PX, _BETWEEN_PX, _TOP_PX, _BOTTOM_PX = 22, 84, 118, 56
 
 
@@ -84,7 +85,9 @@ def compare(
     figure = Timeline()
     for word, part, trace, offset in zip(("predicted", "measured"), parts, (predicted, measured), offsets, strict=True):
         _move(figure, part, word, offset, time_unit(extent_ns(trace, trace.spans)).ns / unit.ns)
-        _mark(figure, word, trace, unit, (offset, offset + _height(part)), colours)
+        _add_word(figure, word, offset, colours)
+        if trace.step_ns > 0:
+            _add_end(figure, trace.step_ns, unit, (offset, offset + _height(part)), colours)
     _lay_out(figure, parts, offsets, sum(heights) + _GAP, unit, colours, len(shown))
     end = max(extent_ns(trace, trace.spans) for trace in (predicted, measured)) / unit.ns
     figure.update_xaxes(range=[-0.004 * end, 1.03 * end], minallowed=-0.05 * end, maxallowed=1.08 * end, selector=0)
@@ -122,7 +125,7 @@ def combine(figures: Mapping[str, go.Figure]) -> go.Figure:
     combined.update_layout(figures[shown].layout)
     tallest = max(figure.layout.height for figure in figures.values())
     for button in buttons:
-        button["args"][1] = {**button["args"][1], "height": tallest}  # type: ignore[index, dict-item]
+        button["args"][1] = {**button["args"][1], "height": tallest}  # type: ignore[index]
     menu = {
         "buttons": buttons,
         "x": 1,
@@ -177,11 +180,8 @@ def _move(figure: go.Figure, part: go.Figure, word: str, offset: float, scale: f
             figure.add_shape(shape)
 
 
-def _mark(
-    figure: go.Figure, word: str, trace: Trace, unit: TimeUnit, edges: tuple[float, float], colours: Palette
-) -> None:
-    """The word above a timeline, and a dashed line where its step ends."""
-    top, bottom = edges
+def _add_word(figure: go.Figure, word: str, top: float, colours: Palette) -> None:
+    """Which timeline it is, above it."""
     figure.add_annotation(
         text=f"<b>{word}</b>",
         x=0,
@@ -192,13 +192,15 @@ def _mark(
         showarrow=False,
         font={"size": 13, "color": colours.text},
     )
-    if trace.step_ns <= 0:
-        return
-    end = trace.step_ns / unit.ns
+
+
+def _add_end(figure: go.Figure, step_ns: int, unit: TimeUnit, edges: tuple[float, float], colours: Palette) -> None:
+    """A dashed line where a timeline's step ends."""
+    (top, bottom), end = edges, step_ns / unit.ns
     line = {"color": colours.faint, "width": 1.2, "dash": "dash"}
     figure.add_shape(type="line", x0=end, x1=end, y0=top, y1=bottom, line=line)
     figure.add_annotation(
-        text=step_text(trace.step_ns),
+        text=step_text(step_ns),
         x=end,
         xanchor="right",
         y=top - 0.08,
@@ -218,13 +220,13 @@ def _lay_out(  # noqa: PLR0917 - all of them are geometry
     bars: int,
 ) -> None:
     first = parts[0].layout
-    lanes_px = sum(part.layout.height - part.layout.margin.t - part.layout.margin.b for part in parts) + 30
+    lanes_px = sum(part.layout.height - part.layout.margin.t - part.layout.margin.b for part in parts) + 54
     below_px = _BETWEEN_PX + _BAR_PX * bars if bars else 0
     plot_px = lanes_px + below_px
     axis = first.yaxis.to_plotly_json()
     axis |= {
         "domain": [below_px / plot_px, 1.0],
-        "range": [total + 0.05, -0.05],
+        "range": [total + 0.05, -_HEADROOM],
         "tickvals": [v + o for part, o in zip(parts, offsets, strict=True) for v in part.layout.yaxis.tickvals or ()],
         "ticktext": [text for part in parts for text in part.layout.yaxis.ticktext or ()],
     }

@@ -34,8 +34,17 @@ def test_a_send_that_nobody_takes_is_named_where_both_must_be_there():
     assert "rank 0 (pp) waits for rank 1 to take message 'x'" in text
 
 
-def test_a_send_that_nobody_takes_needs_no_receiver_by_message_passing():
-    assert execute(program({0: [Send("pp", 1, 8.0, "x")], 1: []}), CLUSTER).step_ns == 8
+def test_a_send_that_nobody_takes_is_an_error_by_message_passing_too():
+    text = deadlock({0: [Send("pp", 1, 8.0, "x")], 1: []})
+    assert text == "rank 0 sends message 'x' to rank 1, which never receives it; add the receive"
+
+
+def test_members_that_disagree_on_the_size_are_named():
+    two = Group("dp", range(2))
+    text = deadlock({rank: [Collective("all_gather", 8.0 + rank, two)] for rank in (0, 1)})
+    assert text == (
+        "rank 1 runs all_gather 0 of its dp group over 9 bytes, another member over 8; give all members the same size"
+    )
 
 
 def test_a_full_buffer_that_nobody_empties_is_named():

@@ -1,0 +1,151 @@
+"""The comparison figure, against the two traces that it draws."""
+
+import base64
+import gzip
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+from pipeline_traces import Recorder, pipeline_trace, trace_of
+
+from simpar.trace.export import OutputError
+from simpar.trace.trace import KINDS, Lane, Trace
+from simpar.view.compare import MOST_DIFFERENCES, Difference, combine, compare, write_comparison
+from simpar.view.palette import label, palette
+
+LANES = (Lane(0, 0, "compute"), Lane(0, 0, "dp"))
+
+
+def short_trace(factor: int) -> Trace:
+    """Forward, backward, and an all-reduce, in units of ``factor`` µs."""
+    record = Recorder()
+    record.span(0, "forward", 0, 1000 * factor, microbatch=0)
+    record.span(0, "backward", 1000 * factor, 2000 * factor, microbatch=0)
+    record.span(1, "all_reduce", 2000 * factor, 1500 * factor)
+    return trace_of(record.spans(), LANES, 3500 * factor, ("",))
+
+
+def bars(figure: go.Figure, word: str) -> list[go.Bar]:
+    return [bar for bar in figure.data if word in (bar.hovertemplate or "")]
+
+
+def test_both_traces_share_one_axis_and_its_unit() -> None:
+    # 3.5 ms against 3.5 µs: the axis is in ms, and the short one's own timeline would be in µs
+    figure = compare(short_trace(1), short_trace(1000))
+    assert figure.layout.xaxis.title.text == "time (ms)"
+    for word, factor in (("predicted", 1), ("measured", 1000)):
+        drawn = {bar.name: bar for bar in bars(figure, word)}
+        for kind, start_us, length_us in (("forward", 0, 1), ("backward", 1, 2), ("all_reduce", 2, 1.5)):
+            bar = drawn[label(kind)]
+            assert bar.base == pytest.approx([start_us * factor * 1e-3])
+            assert bar.x == pytest.approx([length_us * factor * 1e-3])
+            assert np.array_equal(bar.customdata, bar.x)
+
+
+def test_measured_lanes_lie_below_all_predicted_ones() -> None:
+    predicted, measured = pipeline_trace(3, 4), pipeline_trace(3, 4)
+    figure = compare(predicted, measured)
+    lowest = max(float((np.asarray(bar.y) + np.asarray(bar.width) / 2).max()) for bar in bars(figure, "predicted"))
+    highest = min(float((np.asarray(bar.y) - np.asarray(bar.width) / 2).min()) for bar in bars(figure, "measured"))
+    assert lowest + 0.5 < highest
+    bottom, top = figure.layout.yaxis.range
+    assert top < 0 < highest < bottom
+    # plotly hides an annotation whose place lies outside of the axis
+    assert all(top < note.y < bottom for note in figure.layout.annotations)
+    ticks = figure.layout.yaxis.ticktext
+    assert ticks == ("compute", "pp", "dp") * 6
+    assert sorted(figure.layout.yaxis.tickvals) == list(figure.layout.yaxis.tickvals)
+    assert sum("<b>stage 1</b>" in note.text for note in figure.layout.annotations) == 2
+
+
+def test_both_step_ends_are_marked_and_the_heading_has_the_signed_error() -> None:
+    figure = compare(short_trace(90), short_trace(100), title="a < b", subtitle="profile x")
+    ends = sorted(shape.x0 for shape in figure.layout.shapes if shape.line.dash == "dash")
+    assert ends == pytest.approx([315.0, 350.0])
+    assert figure.layout.title.text == "<b>a &lt; b</b>"
+    subtitle = figure.layout.title.subtitle.text
+    assert subtitle == "profile x · predicted 315 µs, measured 350 µs: -10.0%"
+    words = [note.text for note in figure.layout.annotations]
+    assert {"<b>predicted</b>", "<b>measured</b>", "step 315 µs", "step 350 µs"} <= set(words)
+
+
+def test_legend_names_each_kind_once() -> None:
+    figure = compare(short_trace(1), short_trace(2))
+    shown = [bar.name for bar in figure.data if bar.showlegend is not False]
+    assert sorted(shown) == sorted(set(shown))
+    assert {label(kind) for kind in ("forward", "backward", "all_reduce")} <= set(shown)
+
+
+def test_differences_are_sorted_signed_and_coloured() -> None:
+    differences = [Difference("qkv", 4, 90_000, 100_000), Difference("<norm>", 1, 3_000_000, 1_000_000)]
+    figure = compare(short_trace(1000), short_trace(1000), differences)
+    (bar,) = [bar for bar in figure.data if bar.yaxis == "y2"]
+    # y grows upward there, so the largest comes last
+    assert bar.y == ("qkv", "&lt;norm&gt;")
+    assert bar.x == pytest.approx([0.01, -2.0])
+    assert bar.text == ("-10%", "+200%")
+    colours = palette(False)
+    assert bar.marker.color == (colours.alarm, colours.kinds["forward"])
+    assert "4 spans of all ranks" in bar.hovertext[0]
+    assert "1 span of all ranks" in bar.hovertext[1]
+    assert figure.layout.yaxis2.domain[1] < figure.layout.yaxis.domain[0]
+
+
+def test_only_the_largest_differences_are_drawn() -> None:
+    many = [Difference(f"op {i}", 1, 1_000, 1_000 + 10 * i) for i in range(1, 30)]
+    (bar,) = [bar for bar in compare(short_trace(1), short_trace(1), many).data if bar.yaxis == "y2"]
+    assert len(bar.y) == MOST_DIFFERENCES
+    assert bar.y[-1] == "op 29"
+    assert "op 15" not in bar.y
+
+
+def test_memory_and_empty_traces_do_no_harm() -> None:
+    empty = replace(short_trace(1), spans=trace_of(Recorder().spans(), LANES, 0, ("",)).spans, step_ns=0)
+    figure = compare(short_trace(1), empty)
+    assert bars(figure, "predicted")
+    assert not [bar for bar in bars(figure, "measured") if bar.name != "bubble (idle)"]
+    memory = [trace for trace in compare(pipeline_trace(2, 2), pipeline_trace(2, 2)).data if trace.type == "scatter"]
+    assert memory == []
+
+
+def test_menu_shows_one_comparison_at_a_time() -> None:
+    first = compare(short_trace(1), short_trace(2), title="first")
+    second = compare(pipeline_trace(2, 4), pipeline_trace(2, 4), [Difference("x", 1, 1, 2)], title="second")
+    combined = combine({"one": first, "two": second})
+    assert [bar.visible for bar in combined.data] == [True] * len(first.data) + [False] * len(second.data)
+    (menu,) = combined.layout.updatemenus
+    assert [button.label for button in menu.buttons] == ["one", "two"]
+    shown, layout = menu.buttons[1].args
+    assert shown["visible"] == [False] * len(first.data) + [True] * len(second.data)
+    assert layout["title"]["text"] == "<b>second</b>"
+    # the axes of the second's differences go when the first comes back
+    assert menu.buttons[0].args[1]["yaxis2"] == {"visible": False}
+    assert combined.layout.height == max(first.layout.height, second.layout.height)
+    assert not combine({"one": compare(short_trace(1), short_trace(1))}).layout.updatemenus
+    with pytest.raises(ValueError, match="there are no comparisons to combine; give at least one"):
+        combine({})
+
+
+def test_page_is_whole_and_needs_no_network(tmp_path: Path) -> None:
+    figure = compare(short_trace(1), short_trace(2), [Difference("x", 1, 1, 2)])
+    write_comparison(figure, str(tmp_path / "page.html"), title="check")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<title>check</title>" in page
+    found = re.search(r'id="content">([^<]*)<', page)
+    assert found
+    content = json.loads(gzip.decompress(base64.b64decode(found[1])))
+    assert len(content["data"]) == len(figure.data)
+    with pytest.raises(OutputError, match="there is no folder"):
+        write_comparison(figure, str(tmp_path / "no" / "page.html"), title="check")
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_kinds_keep_their_colours() -> None:
+    figure = compare(short_trace(1), short_trace(1), dark=True)
+    for bar in figure.data:
+        kind = next((k for k in KINDS if label(k) == bar.name), "idle")
+        assert bar.marker.color == palette(True).kinds[kind]
