@@ -236,8 +236,8 @@ class _Simulation:
             )
         if meeting.nbytes != nbytes:
             raise DeadlockError(
-                f"rank {rank} runs {op} {index} of its {group.stream} group over {nbytes:,.0f} bytes, another member over "
-                f"{meeting.nbytes:,.0f}; give all members the same size"
+                f"rank {rank} runs {op} {index} of its {group.stream} group over {nbytes:,.0f} bytes, another member "
+                f"over {meeting.nbytes:,.0f}; give all members the same size"
             )
         name = self.recorder.name(collective.name or op)
         label = Label(KIND[op], name, collective.microbatch, collective.chunk, collective.layer)

@@ -1,4 +1,4 @@
-"""What data parallelism asks for, read off the instructions: which collectives, how often, on which stream, and when."""
+"""What data parallelism asks for, read off the instructions: which collectives, how often, on which stream, when."""
 
 import pytest
 
