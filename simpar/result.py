@@ -86,7 +86,7 @@ class Result:
     @property
     def peak_flop_per_s(self) -> float:
         """Dense peak of the whole cluster in the plan's precision."""
-        return float(self.job.cluster.device.peak(self.job.plan.precision) * self.job.cluster.gpus)
+        return float(self.job.cluster.device.peak(self.layout.precision) * self.job.cluster.gpus)
 
     @property
     def mfu(self) -> float:

@@ -121,11 +121,13 @@ def _relief(plan: Plan) -> Iterator[dict[str, Any]]:
         yield {"zero": 1}
     if plan.recompute == "none":
         yield {"recompute": "selective"}
-    if plan.micro_batch > 1:
-        factor = 2 if plan.micro_batch % 2 == 0 else plan.micro_batch
+    smaller = [n for n in range(plan.micro_batch // 2, 0, -1) if plan.micro_batch % n == 0]
+    for micro_batch in smaller:
         # as many samples as before
-        more = None if plan.global_batch is not None else (plan.grad_accum or 1) * factor
-        yield {"micro_batch": plan.micro_batch // factor, "grad_accum": more}
+        more = None if plan.global_batch is not None else (plan.grad_accum or 1) * (plan.micro_batch // micro_batch)
+        yield {"micro_batch": micro_batch, "grad_accum": more}
+        if micro_batch == 1 and plan.recompute != "full":
+            yield {"micro_batch": 1, "grad_accum": more, "recompute": "full"}
     if plan.tp > 1 and not plan.sequence_parallel:
         yield {"sequence_parallel": True}
     if plan.recompute != "full":

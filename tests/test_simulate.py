@@ -53,7 +53,9 @@ def test_what_an_error_suggests_really_fits(plan):
         result = simulate({**BIG, "plan": changed})
         assert result.fits
         if "micro_batch" in changes:
-            assert result.layout.global_batch == 8 * plan.get("micro_batch", 1) * plan.get("grad_accum", 1)
+            assert result.layout.global_batch == result.layout.dp * plan.get("micro_batch", 1) * plan.get(
+                "grad_accum", 1
+            )
 
 
 def test_where_nothing_would_fit_the_error_says_so():
@@ -96,7 +98,7 @@ def test_a_tensor_parallel_group_across_nodes_is_warned_of():
 
 def test_a_launch_bound_step_is_warned_of():
     cluster = Cluster.parse("h100-sxm:1")
-    tiny = simulate(job(mlp("64-64-64"), cluster, precision="bf16"))
+    tiny = simulate(job(mlp("64-64-64"), cluster))
     assert any(re.match(r"launch-bound: the device waits for the host [4-9]\d% of the step", w) for w in tiny.warnings)
     assert not any(w.startswith("launch-bound") for w in simulate(job(mlp("64-64-64"), cluster, launch_s=0.0)).warnings)
 

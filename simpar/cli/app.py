@@ -66,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:  # noqa: PLR0911 - one 
         arguments: words of the command line; left out, those of the process.
     """
     for stream in (sys.stdout, sys.stderr):
+        if stream is None:  # closed by the caller: nobody could read anything
+            return MISTAKE
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show × still gets its numbers
     try:
@@ -87,6 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> int:  # noqa: PLR0911 - one 
         return _fail(str(error), MISTAKE)
     except _UsageError as error:
         return _fail(f"simpar: {error.format_message()}", MISTAKE)  # type: ignore[attr-defined]
+    except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        # the last resort: a user sees one line, and it asks for a report
+        return _fail(
+            f"simpar: {type(error).__name__}: {error}; simpar did not expect this input, please report it", MISTAKE
+        )
 
 
 def _drop_stdout() -> None:

@@ -27,6 +27,7 @@ from simpar.job import Job
 from simpar.model.presets import preset_names
 from simpar.plan.layout import Layout, lay_out
 from simpar.plan.plan import Plan
+from simpar.units import MB
 
 Override = tuple[tuple[str, ...], Any]
 """Where to put a value in a job, such as ``(("plan", "tp"), 8)``."""
@@ -34,6 +35,7 @@ Override = tuple[tuple[str, ...], Any]
 SECTIONS = ("model", "cluster", "plan")
 COMMAND_LINE = "command line"
 
+_LARGEST_FILE = 10 * MB
 _MAX_LAYERS = 10_000
 _MAX_OPERATIONS = 2_000_000  # forward and backward of each microbatch on each virtual stage; some minutes and GB
 _PLAN_WORDS = {"global batch ": "global_batch", "layer split ": "layer_split"}
@@ -74,6 +76,8 @@ def parse_change(text: str) -> Override:
         return path, yaml.safe_load(value)
     except yaml.YAMLError as error:
         raise JobError(f"--set '{text}': '{value}' is not YAML ({_what(error)}); quote it") from None
+    except (RecursionError, ValueError) as error:  # nested beyond reason; a date such as 2024-13-45
+        raise JobError(f"--set '{where}': its value cannot be understood ({error}); quote it or nest less") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +128,7 @@ class Draft:
             JobError: the rule that the plan breaks.
         """
         try:
-            job.cluster.device.gemm_fit(job.plan.precision)
+            job.cluster.device.gemm_fit(job.plan.precision or "bf16")
         except ClusterError as error:
             raise JobError(self._line(("plan", "precision"), str(error))) from None
         try:
@@ -181,7 +185,13 @@ def read_draft(path: Path | None, overrides: Iterable[Override] = ()) -> Draft:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
+        if path.exists() and not path.is_dir() and (not path.is_file() or path.stat().st_size > _LARGEST_FILE):
+            raise JobError(
+                f"{path}: is no file of at most {_LARGEST_FILE:,} bytes; give the path of a job file in YAML"
+            )
         text = path.read_text(encoding="utf-8")
+    except RuntimeError as error:
+        raise JobError(f"{path}: cannot be read ({error}); give the path of a job file in YAML") from None
     except IsADirectoryError:
         raise JobError(f"{path}: is a folder, not a job file; name a YAML file in it") from None
     except FileNotFoundError:

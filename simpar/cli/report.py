@@ -60,7 +60,7 @@ def _setting(result: Result) -> str:
         words.append(f"{layout.seq_len:,} tokens per sample")
     plural = "" if layout.microbatches == 1 else "es"
     batch = f"{layout.microbatches:,} microbatch{plural} × {plan.micro_batch} × dp {layout.dp}"
-    words += [f"global batch {layout.global_batch:,} = {batch}", plan.precision]
+    words += [f"global batch {layout.global_batch:,} = {batch}", layout.precision]
     if plan.recompute != "none":
         words.append(f"{plan.recompute} recomputation")
     return " · ".join(words)
@@ -74,12 +74,16 @@ def _figures(result: Result) -> Table:
     grid.add_column(style="dim")
     achieved = result.model_flop / result.step_time_s / result.job.cluster.gpus
     device, unit = result.job.cluster.device, result.unit
-    peak, plan = result.peak_memory_bytes / device.memory_bytes, result.job.plan
+    peak, layout = result.peak_memory_bytes / device.memory_bytes, result.layout
     rows = [
         ("step time", format_time(result.step_time_s), f"{format_count(result.layout.global_batch)} samples"),
         ("throughput", f"{format_count(result.tokens_per_s)} {unit}/s", f"{result.tokens_per_s_per_gpu:,.1f} a GPU"),
         ("model FLOP", _rate(achieved), "a GPU, without recomputation"),
-        ("MFU", f"{result.mfu:.1%}", f"of {_rate(device.peak(plan.precision))} dense {plan.precision}"),
+        (
+            "MFU",
+            f"{result.mfu:.1%}",
+            f"of {_rate(device.peak(layout.precision))} dense {layout.precision}, full attention counted",
+        ),
         ("HFU", f"{result.hfu:.1%}", "with recomputation"),
         ("bubble", f"{result.bubble_fraction:.1%}", "of the step, mean of all GPUs"),
         (

@@ -34,6 +34,8 @@ _SPEC = re.compile(r"(?P<device>[^:@]+):(?:(?P<nodes>\d+)x)?(?P<gpus>\d+)(?:@(?P
 _PROFILE = ".json"
 _RIGHT_FORM = "write device:nodes×GPUs with an x, as in 'h100-sxm:64x8', or 'h100-sxm:8' for one node"
 
+_MOST_GPUS = 4_000_000  # far beyond any cluster; what follows scales with the ranks of a group
+
 
 class FitError(Description):
     """Relative errors of a collective's predicted time: of all sizes, and of large ones (1 MB and more).
@@ -334,6 +336,10 @@ class Cluster(Description):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.gpus > _MOST_GPUS:
+            raise ClusterError(
+                f"{self.gpus:,} GPUs are more than the {_MOST_GPUS:,} that simpar takes; use fewer nodes"
+            )
         if self.nodes > 1 and self.fabric is None:
             raise ClusterError(
                 f"{self.nodes} nodes need a fabric between them; name one of {', '.join(fabric_names())}"

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from simpar.errors import ModelError, nearest
 from simpar.model.architectures import ARCHITECTURES, ConfigReader, Fields
 from simpar.model.transformer import Transformer
+from simpar.units import MB
 
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _EXPERT_TYPES = frozenset(
@@ -37,6 +38,8 @@ _EXPERT_TYPES = frozenset(
         "qwen3_vl_moe",
     }
 )
+
+_LARGEST_FILE = 10 * MB  # a configuration has some kilobytes
 
 
 def from_config(path_or_dict: str | Path | Mapping[str, Any], name: str | None = None) -> Transformer:
@@ -91,9 +94,15 @@ def from_config(path_or_dict: str | Path | Mapping[str, Any], name: str | None =
 
 def _load(path: Path) -> Mapping[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        if path.exists() and not path.is_dir() and (not path.is_file() or path.stat().st_size > _LARGEST_FILE):
+            raise ModelError(
+                f"{path}: is no file of at most {_LARGEST_FILE:,} bytes; give a config.json or its directory"
+            )
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror}); give a config.json or its directory") from error
+    except (RecursionError, RuntimeError) as error:
+        raise ModelError(f"{path}: cannot be read ({error}); give a config.json that nests less") from error
     except UnicodeDecodeError as error:
         raise ModelError(f"{path}: is not UTF-8 text, as a config.json must be; download it again") from error
     except json.JSONDecodeError as error:

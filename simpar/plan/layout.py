@@ -9,7 +9,7 @@ from simpar.model.module import ModuleModel
 from simpar.model.transformer import Transformer
 from simpar.model.work import AttentionKernel
 from simpar.plan.partition import samples_to_microbatches
-from simpar.plan.plan import Plan, StateDType
+from simpar.plan.plan import Plan, Precision, StateDType
 from simpar.units import MIB
 
 Model = Transformer | ModuleModel
@@ -29,6 +29,7 @@ class Layout:
         microbatches: microbatches per step and replica.
         global_batch: samples per step.
         seq_len: tokens per sample (1 for a module).
+        precision: dtype of compute.
         grad_dtype: dtype of gradients.
         attention: kernel of the attention core.
         launch_s: host seconds per launch.
@@ -45,6 +46,7 @@ class Layout:
     microbatches: int
     global_batch: int
     seq_len: int
+    precision: Precision
     grad_dtype: StateDType
     attention: AttentionKernel
     launch_s: float
@@ -88,7 +90,8 @@ def lay_out(plan: Plan, model: Model, cluster: Cluster) -> Layout:
         seq_len = 1
     global_batch, microbatches = _batch(plan, dp)
     device = cluster.device
-    device.gemm_fit(plan.precision)
+    precision = _precision(plan, model)
+    device.gemm_fit(precision)
     if plan.collective_algorithm.startswith("nvls") and not cluster.node_link.nvls:
         raise PlanError(
             f"collective_algorithm '{plan.collective_algorithm}' needs a switch that reduces (NVLS), which "
@@ -107,6 +110,7 @@ def lay_out(plan: Plan, model: Model, cluster: Cluster) -> Layout:
         microbatches=microbatches,
         global_batch=global_batch,
         seq_len=seq_len,
+        precision=precision,
         grad_dtype=plan.grad_dtype or "fp32",
         attention=attention,
         launch_s=device.launch_s if plan.launch_s is None else plan.launch_s,
@@ -115,6 +119,17 @@ def lay_out(plan: Plan, model: Model, cluster: Cluster) -> Layout:
         clips_gradients=isinstance(model, Transformer) if plan.clip_gradients is None else plan.clip_gradients,
         keeps_gradients=isinstance(model, Transformer) and plan.zero < 3,
     )
+
+
+def _precision(plan: Plan, model: Model) -> Precision:
+    if isinstance(model, Transformer):
+        return plan.precision or "bf16"
+    if plan.precision not in (None, model.dtype):
+        raise PlanError(
+            f"precision {plan.precision} is not that of {model.name}, which was traced in {model.dtype}; "
+            f"set precision={model.dtype}, or trace the module in {plan.precision}"
+        )
+    return model.dtype
 
 
 def _bucket_parameters(model: Model, dp: int) -> int:

@@ -60,7 +60,8 @@ class Plan(Description):
         seq_len: tokens per sample; left open, the model's maximum, at most 4,096.
         recompute: ``none``, ``selective`` (attention core), ``full`` (whole layers).
         recompute_layers: with ``full``, only so many layers of each virtual stage.
-        precision: dtype of compute and of the weights it reads.
+        precision: dtype of compute and of the weights it reads; left open, bf16 for transformers, and for other modules
+            the dtype in which they were traced (no other is possible there).
         grad_dtype: dtype in which gradients are kept and reduced; left open, fp32.
         optimizer_dtype: dtype of optimizer states and of the master weights.
         attention: kernel of the attention core; ``auto`` takes the device's newest.
@@ -93,7 +94,7 @@ class Plan(Description):
     seq_len: Positive | None = None
     recompute: Literal["none", "selective", "full"] = "none"
     recompute_layers: Positive | None = None
-    precision: Precision = "bf16"
+    precision: Precision | None = None
     grad_dtype: StateDType | None = None
     optimizer_dtype: StateDType = "fp32"
     attention: Literal["auto", "unfused", "flash1", "flash2", "flash3"] = "auto"

@@ -94,7 +94,7 @@ class Groups:
         """The weights of ``parameters`` parameters from their shards."""
         if self.layout.shard == 1:
             return []
-        nbytes = float(parameters * weight_bytes(self.layout.plan.precision))
+        nbytes = float(parameters * weight_bytes(self.layout.precision))
         return [Collective("all_gather", nbytes, self.shard, "parameters", -1, -1, layer)]
 
 

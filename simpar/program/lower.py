@@ -63,7 +63,9 @@ def lower(model: Model, cluster: Cluster, layout: Layout, *, fold: bool = True, 
     fold = fold and replicas_are_alike(layout, cluster)
     opened = opened or cluster.graph is not None  # any two streams may share a link
     classes = [tuple(range(layout.dp))] if fold else [(replica,) for replica in range(layout.dp)]
-    opening: Opening = "all" if opened else "beside" if _shares_links(layout, cluster) else "none"
+    # collectives of a block that leave a leaf switch load links that other ranks share
+    leaves = plan.tp > cluster.gpus_per_node and cluster.fabric is not None and cluster.fabric.pod_nodes is not None
+    opening: Opening = "all" if opened or leaves else "beside" if _shares_links(layout, cluster) else "none"
     context = _Context(layout, schedule, operations, boundary_bytes, opening, fold)
     ranks = tuple(
         _Rank(context, stage, members, tp_rank).program(cluster.device.context_bytes)
@@ -171,7 +173,7 @@ class _Operations:
             shard = layout.shard if plan.zero else 1
             traffic = optimizer_traffic(
                 -(-parameters // shard),
-                precision=plan.precision,
+                precision=layout.precision,
                 grad_dtype=layout.grad_dtype,
                 optimizer=plan.optimizer,
                 optimizer_dtype=plan.optimizer_dtype,
@@ -346,7 +348,7 @@ class _Rank:
         layout, plan = self._layout, self._layout.plan
         states = state_bytes(
             self._parameters,
-            precision=plan.precision,
+            precision=layout.precision,
             grad_dtype=layout.grad_dtype,
             optimizer=plan.optimizer,
             optimizer_dtype=plan.optimizer_dtype,
@@ -375,4 +377,4 @@ class _Rank:
             reverse=True,
         )
         gathered = sum(units[:2]) if plan.reshard_after_forward else sum(units)
-        return gathered * weight_bytes(plan.precision) + sum(units[:2]) * width
+        return gathered * weight_bytes(layout.precision) + sum(units[:2]) * width

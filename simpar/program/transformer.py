@@ -37,7 +37,7 @@ class TransformerParts:
     @cached_property
     def _size(self) -> int:
         """Bytes per element of an activation; fp8 training keeps activations in bf16."""
-        return max(DTYPE_BYTES[self.layout.plan.precision], 2)
+        return max(DTYPE_BYTES[self.layout.precision], 2)
 
     @cached_property
     def _tokens(self) -> int:
@@ -95,8 +95,8 @@ class TransformerParts:
 
     def _gemm(self, name: str, m: int, n: int, k: int, out_bytes: int | None = None) -> Gemm:
         # the head and its loss stay out of fp8
-        fine = name == "head" and self.layout.plan.precision == "fp8"
-        precision = "bf16" if fine else self.layout.plan.precision
+        fine = name == "head" and self.layout.precision == "fp8"
+        precision = "bf16" if fine else self.layout.precision
         return Gemm(m, n, k, precision, out_bytes=self._size if out_bytes is None else out_bytes)
 
     def _split(self, pieces: int) -> list[int]:
@@ -185,7 +185,7 @@ class TransformerParts:
             model.head_dim,
             backward=backward,
             kernel=self.layout.attention,
-            dtype="bf16" if plan.precision == "fp8" else plan.precision,
+            dtype="bf16" if self.layout.precision == "fp8" else self.layout.precision,
             window=window if window is not None and window < seq else None,
         )
         if self.layout.attention != "unfused":

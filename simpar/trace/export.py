@@ -38,6 +38,12 @@ def write_whole(path: str | Path, content: bytes) -> None:
         OutputError: if the folder does not exist, or the file cannot be written there.
     """
     path = Path(path)
+    if str(path).startswith(("/dev/", "/proc/")) or (path.exists() and not path.is_file() and not path.is_dir()):
+        raise OutputError(f"cannot write '{path}': it is not a file; name one")
+    try:
+        path = path.resolve()  # a link stays, its target is written
+    except (OSError, RuntimeError) as problem:
+        raise OutputError(f"cannot write '{path}': {problem}; choose another file") from problem
     if not path.parent.is_dir():
         raise OutputError(f"cannot write '{path}': there is no folder '{path.parent}'; create it first")
     if path.is_dir():

@@ -1,9 +1,11 @@
 """Plans laid over a model and a cluster: each rule with its full text, and what is filled in."""
 
+import re
+
 import pytest
 from synthetic import even_model, ideal_cluster, small_transformer
 
-from simpar import Cluster, ClusterError, Plan, PlanError
+from simpar import Cluster, ClusterError, Plan, PlanError, mlp
 from simpar.plan.layout import lay_out
 
 CLUSTER = Cluster.parse("h100-sxm:4x8")
@@ -162,3 +164,16 @@ def test_ranks_count_tensor_first_then_data_then_pipeline():
 def test_a_batch_smaller_than_the_replicas_names_the_smallest():
     with pytest.raises(PlanError, match=r"set global_batch=8$"):
         lay_out(Plan(global_batch=4), even_model(1, forward=1, backward=1), ideal_cluster(gpus_per_node=8))
+
+
+def test_a_module_runs_in_the_dtype_in_which_it_was_traced():
+    cluster = Cluster.parse("h100-sxm:1x1")
+    assert lay_out(Plan(), mlp("8-8"), cluster).precision == "fp32"
+    text = "precision bf16 is not that of mlp:8-8, which was traced in fp32; set precision=fp32, or trace the module in bf16"
+    with pytest.raises(PlanError, match=re.escape(text)):
+        lay_out(Plan(precision="bf16"), mlp("8-8"), cluster)
+
+
+def test_nvls_needs_a_switch_that_reduces():
+    with pytest.raises(PlanError, match="needs a switch that reduces"):
+        lay_out(Plan(collective_algorithm="nvls"), mlp("8-8"), Cluster.parse("a100-sxm:1x8"))
