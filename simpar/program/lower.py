@@ -152,6 +152,7 @@ class _Operations:
     def __init__(self, chunks: Sequence[Chunk]) -> None:
         self.chunks = chunks
         self._made: dict[tuple[int, Phase, int, int], Operation] = {}
+        self._transient: dict[tuple[int, int, int], int] = {}
         self._updates: dict[int, Operation] = {}
 
     def units(self, stage: int, phase: Phase, first: int, last: int) -> Operation:
@@ -164,6 +165,14 @@ class _Operations:
             blocks = tuple(p.unit.forward if phase == "forward" else p.unit.backward for p in placed)
             self._made[key] = Operation(phase, phase, blocks, tuple(p.layer for p in placed))
         return self._made[key]
+
+    def transient_bytes(self, stage: int, first: int, last: int) -> int:
+        """What the hungriest of these units holds beside its activations while it runs backward."""
+        key = (stage, first, last)
+        if key not in self._transient:
+            placed = self.chunks[stage][first:last]
+            self._transient[key] = max((p.unit.transient_bytes for p in placed), default=0)
+        return self._transient[key]
 
     def update(self, parameters: int, layout: Layout) -> Operation:
         """The optimizer step over the parameters that a rank holds."""
@@ -266,14 +275,12 @@ class _Rank:
 
     def _run(self, action: Action, phase: Phase, first: int, last: int, *, beside: bool) -> None:
         """Units of a virtual stage; opened where data-parallel traffic may run beside them on the same links."""
-        placed = self._operations.chunks[action.stage][first:last]
-        transient = max((p.unit.transient_bytes for p in placed), default=0) if phase == "backward" else 0
         self._writer.add(
             Run(
                 self._operations.units(action.stage, phase, first, last),
                 action.microbatch,
                 self._held.index(action.stage) if len(self._held) > 1 else -1,
-                transient,
+                self._operations.transient_bytes(action.stage, first, last) if phase == "backward" else 0,
                 self._context.opening == "all" or (beside and self._context.opening == "beside"),
             )
         )

@@ -9,13 +9,12 @@ from simpar.program.ir import Block, Launch, Program, Run
 
 def block_runs(program: Program) -> Counter[Block]:
     """How often each block runs on the simulated ranks."""
-    return Counter(
-        block
-        for rank in program.ranks
-        for instruction in rank.instructions
-        if isinstance(instruction, Run)
-        for block in instruction.operation.blocks
-    )
+    operations = Counter(i.operation for rank in program.ranks for i in rank.instructions if type(i) is Run)
+    blocks: Counter[Block] = Counter()
+    for operation, count in operations.items():
+        for block in operation.blocks:
+            blocks[block] += count
+    return blocks
 
 
 class Share(NamedTuple):
