@@ -62,15 +62,14 @@ def lower(model: Model, cluster: Cluster, layout: Layout, *, fold: bool = True, 
     operations = _Operations(chunks)
     fold = fold and replicas_are_alike(layout, cluster)
     opened = opened or cluster.graph is not None  # any two streams may share a link
-    classes = [tuple(range(layout.dp))] if fold else [(replica,) for replica in range(layout.dp)]
     # collectives of a block that leave a leaf switch load links that other ranks share
     leaves = plan.tp > cluster.gpus_per_node and cluster.fabric is not None and cluster.fabric.pod_nodes is not None
     opening: Opening = "all" if opened or leaves else "beside" if _shares_links(layout, cluster) else "none"
     context = _Context(layout, schedule, operations, boundary_bytes, opening, fold)
     ranks = tuple(
-        _Rank(context, stage, members, tp_rank).program(cluster.device.context_bytes)
+        _Rank(context, stage, replica, tp_rank).program(cluster.device.context_bytes)
         for stage in range(plan.pp)
-        for members in classes
+        for replica in range(1 if fold else layout.dp)
         for tp_rank in range(1 if fold else plan.tp)
     )
     return Program(
@@ -212,15 +211,15 @@ class _Context:
 class _Rank:
     """Writes the instructions of one rank, in host order."""
 
-    def __init__(self, context: _Context, stage: int, members: tuple[int, ...], tp_rank: int) -> None:
+    def __init__(self, context: _Context, stage: int, replica: int, tp_rank: int) -> None:
         layout, schedule = context.layout, context.schedule
         self._context = context
         self._layout = layout
         self._schedule = schedule
         self._operations = context.operations
-        self._stage, self._replica, self._tp_rank = stage, members[0], tp_rank
-        tp_ranks = range(layout.plan.tp) if context.fold else (0,)
-        self._copies = tuple((d - members[0]) * layout.plan.tp + t for d in members for t in tp_ranks)
+        self._stage, self._replica, self._tp_rank = stage, replica, tp_rank
+        # ranks of a stage follow each other, so what this one stands for are the next ones
+        self._copies = range(layout.plan.tp * layout.dp if context.fold else 1)
         self._activations = [sum(p.unit.activation_bytes for p in chunk) for chunk in context.operations.chunks]
         self._writer = Writer()
         self._held = schedule.stages_of(self._stage)
@@ -346,7 +345,7 @@ class _Rank:
             ranks = [layout.rank(stage, self._replica, t) for stage in range(plan.pp) for t in range(plan.tp)]
             if len(ranks) == 1:
                 return
-            group = Group(STREAM, tuple(ranks), tuple(range(0, len(self._copies), plan.tp)))
+            group = Group(STREAM, tuple(ranks), range(0, len(self._copies), plan.tp))
         done = self._writer.after([Collective("all_reduce", 4.0, group, "gradient norm")])
         if done is not None:
             self._writer.wait(done)
