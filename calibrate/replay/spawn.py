@@ -71,7 +71,8 @@ def _sentence(rank: int, answer: tuple[Any, ...]) -> str:
         case ("died", code):
             return (
                 f"the process of rank {rank} {how_it_died(code)} during the replay; look at its output for the "
-                "reason (memory may have run out; a script that replays needs its calls under `if __name__ == '__main__':`)"
+                "reason (memory may have run out; a script that replays needs its calls "
+                "under `if __name__ == '__main__':`)"
             )
         case (_, text, True):
             return str(text)

@@ -80,7 +80,8 @@ def _sentence(rank: int, answer: tuple[Any, ...]) -> tuple[int, str]:
         case ("died", code):
             return 0, (
                 f"the process of rank {rank} {how_it_died(code)} during training; look at its output for the "
-                "reason (memory may have run out; a script that trains needs its calls under `if __name__ == '__main__':`)"
+                "reason (memory may have run out; a script that trains needs its calls "
+                "under `if __name__ == '__main__':`)"
             )
         case (_, text, True):
             return 1, str(text)
