@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from calibrate.importers.source import MeasurementError
+from calibrate.console import INTERRUPTED, console
+from calibrate.errors import MeasurementError
 from simpar.errors import SimparError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from simpar.hardware.device import Device
     from simpar.hardware.profile import Profile
 
-DONE, MISTAKE, INTERRUPTED = 0, 2, 130
+DONE, MISTAKE = 0, 2
 _PIPED_WIDTH = 120  # nothing is cut where a program reads
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]  # typer may bring its own copy of click
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        code = app(args=words, prog_name="calibrate", standalone_mode=False)
+        code = app(args=words, prog_name="simpar calibrate", standalone_mode=False)
         return code if isinstance(code, int) else DONE
     except (KeyboardInterrupt, typer.Abort):
         typer.echo("interrupted", err=True)
@@ -90,6 +91,7 @@ def fit(  # noqa: PLR0917 - Typer names the options after them
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
 ) -> None:
     """Fits a profile to recorded measurements and reports its errors by class and region, also on what was held out."""
+    from calibrate.datasheet import with_datasheet  # noqa: PLC0415
     from calibrate.fit import fit_profile, select  # noqa: PLC0415
     from calibrate.tables import merge, read_any  # noqa: PLC0415
     from simpar.hardware.cluster import named_fabric  # noqa: PLC0415
@@ -101,7 +103,7 @@ def fit(  # noqa: PLR0917 - Typer names the options after them
         measurements = select(measurements, _stacks(stack or []), ranks or ())
     profile = fit_profile(
         measurements,
-        catalog,
+        with_datasheet(catalog, measurements.datasheet),
         name=catalog.name if base is None else device,
         source=source,
         command=_command(
@@ -181,6 +183,21 @@ def check(  # noqa: PLR0917 - Typer names the options after them
     check_command(profile=profile, plans=plans, ranks=ranks, quick=quick, as_json=as_json, html=html)
 
 
+@app.command()
+def framework(  # noqa: PLR0917 - Typer names the options after them
+    runs: Annotated[Path, typer.Argument(help="CSV table of measured steps, a row each (see simpar validate).")],
+    out: Annotated[Path, typer.Option(help="YAML file to write; plans take it as framework.")],
+    base: Annotated[str | None, typer.Option(help="Framework to start from; else the one that the rows name.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the new one; else that of the base.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; one per core if left out.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+) -> None:
+    """Fits a training framework's few constants (host time, traffic, ...) to measured steps; about 40 rows will do."""
+    from calibrate.framework import framework_command  # noqa: PLC0415
+
+    framework_command(runs=runs, out=out, base=base, name=name, workers=workers, as_json=as_json)
+
+
 def _catalog_device(name: str, base: str | None) -> "Device":
     from simpar.hardware.device import device  # noqa: PLC0415
 
@@ -245,12 +262,8 @@ def _report(profile: "Profile", out: Path) -> None:
 
 
 def _print(table: "Table", profile: "Profile", out: Path) -> None:
-    from rich.console import Console  # noqa: PLC0415
-
-    console = Console()
-    if not console.is_terminal:
-        console.width = _PIPED_WIDTH
-    console.print(table)
+    terminal = console(piped_width=_PIPED_WIDTH)
+    terminal.print(table)
     for note in profile.notes:
-        console.print(f"note: {note}", markup=False, highlight=False)
-    console.print(f"wrote {out}", markup=False, highlight=False)
+        terminal.print(f"note: {note}", markup=False)
+    terminal.print(f"wrote {out}", markup=False)

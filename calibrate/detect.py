@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from calibrate.importers.source import MeasurementError
+from calibrate.errors import MeasurementError
 from simpar.errors import nearest
 from simpar.hardware.device import Device, device, device_names
 from simpar.units import GB, GIB, TFLOP

@@ -5,6 +5,7 @@ traces) ends in these, and :mod:`calibrate.fit` starts from them.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from simpar.model.work import Kernel
 
@@ -49,6 +50,38 @@ class CollectiveSample:
     stack: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class InterferenceSample:
+    """Compute and collectives of one device at once: the speed of each over its speed alone, at most 1.
+
+    Attributes:
+        compute_rate: of compute during collectives.
+        collective_rate: of collectives during compute.
+        source: run that it comes from.
+    """
+
+    compute_rate: float
+    collective_rate: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateSample:
+    """One fused step of an optimizer, timed.
+
+    Attributes:
+        optimizer: ``adamw``.
+        parameters: of one fp32 tensor, with its gradient and the optimizer's moments.
+        time_s: seconds.
+        source: run that it comes from.
+    """
+
+    optimizer: str
+    parameters: int
+    time_s: float
+    source: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
     """Everything that is known of one machine.
@@ -57,10 +90,22 @@ class Measurements:
         kernels: timed kernels.
         collectives: timed collectives.
         launch_s: host seconds per kernel launch, one value per repetition.
+        interference: compute beside collectives, one a repetition.
+        updates: optimizer steps.
+        datasheet: what the device that was measured has instead of the rates of the catalog's ``name``: fields of
+            :class:`simpar.hardware.device.Device`; empty if it is the catalog's.
+        kernel_spread: how much a whole round was slower or faster than the others, as the relative standard deviation
+            of what all its kernels share; 0 if it is not known.
+        collective_spread: the same of collectives.
         provenance: free facts: host, device, versions, date.
     """
 
     kernels: tuple[KernelSample, ...] = ()
     collectives: tuple[CollectiveSample, ...] = ()
     launch_s: tuple[float, ...] = ()
+    interference: tuple[InterferenceSample, ...] = ()
+    updates: tuple[UpdateSample, ...] = ()
+    datasheet: dict[str, Any] = field(default_factory=dict)
+    kernel_spread: float = 0.0
+    collective_spread: float = 0.0
     provenance: dict[str, str] = field(default_factory=dict)

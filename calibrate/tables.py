@@ -1,4 +1,4 @@
-"""Recorded measurements: tables as CSV files, and our own JSON lines, which also write.
+"""Recorded measurements: tables as CSV files, and whatever else can be read.
 
 | header of a CSV | what it is |
 |---|---|
@@ -8,31 +8,22 @@
 | ``system,...,nodes,gpus,op,bytes,config,time_us`` | collectives on several nodes |
 | ``ranks,op,bytes,round,med_us`` | rounds of gloo; of each size the lowest round counts |
 
-JSON lines begin with ``{"format": "simpar measurements", "schema_version": 1, "provenance": {...}}``; then each line
-has one measurement: ``{"kernel": "gemm", "m": 64, ...}``, ``{"collective": "all_reduce", ...}`` or
-``{"launch_s": 6e-6}``.
+Our own JSON lines are :mod:`calibrate.lines`.
 """
 
 import csv
-import json
-import os
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
-from calibrate.importers.source import MeasurementError, read_text
+from calibrate.errors import MeasurementError
+from calibrate.importers.source import read_text
+from calibrate.lines import FORMAT, positive, read_lines, whole
+from calibrate.rounds import settle
 from calibrate.samples import CollectiveSample, KernelSample, Measurements
-from simpar.model.work import Attention, DType, Gemm, Kernel, MemoryBound
+from simpar.model.work import Attention, DType, Gemm
 from simpar.units import US
 
-FORMAT = "simpar measurements"
-SCHEMA_VERSION = 1
-
-_KERNELS: dict[str, type[Gemm] | type[Attention] | type[MemoryBound]] = {
-    "gemm": Gemm, "attention": Attention, "memory_bound": MemoryBound,
-}  # fmt: skip
 _OPS = {"alltoall": "all_to_all", "sendrecv_pp": "sendrecv"}
 _TABLES = "m,n,k,<dtype>_<stack>_us; b,s,h,kv,d,<stack>_us; op,ranks,bytes,time_us; or nodes,gpus,op,bytes,time_us"
 
@@ -42,6 +33,8 @@ Row = tuple[str, Mapping[str, str]]
 
 def read_any(path: str | Path, *, systems: Sequence[str] = ()) -> Measurements:
     """Reads tables and JSON lines as :func:`read_measurements`, and all that :mod:`calibrate.importers` knows.
+
+    JSON lines may hold rounds; of each item their median counts (:func:`calibrate.rounds.settle`).
 
     Args:
         path: the file.
@@ -55,8 +48,10 @@ def read_any(path: str | Path, *, systems: Sequence[str] = ()) -> Measurements:
     path = Path(path)
     if path.suffix != ".parquet":
         text = read_text(path)
-        header = [cell.strip() for cell in text.partition("\n")[0].split(",")]
-        if _kind(header) or f'"format": "{FORMAT}"' in text.partition("\n")[0]:
+        first = text.partition("\n")[0]
+        if f'"format": "{FORMAT}"' in first:
+            return settle(read_measurements(path))
+        if _kind([cell.strip() for cell in first.split(",")]):
             return read_measurements(path, systems=systems)
     try:
         return importers.read(path)
@@ -80,7 +75,7 @@ def read_measurements(path: str | Path, *, systems: Sequence[str] = ()) -> Measu
     path = Path(path)
     text = read_text(path)
     if text.lstrip().startswith("{"):
-        return _read_lines(text, path.name)
+        return read_lines(text, path.name)
     reader = csv.reader(text.splitlines())
     header = [cell.strip() for cell in next(reader, [])]
     rows = _rows(reader, header, path.name)
@@ -116,116 +111,13 @@ def merge(parts: Iterable[Measurements]) -> Measurements:
         kernels=tuple(sample for part in parts for sample in part.kernels),
         collectives=tuple(sample for part in parts for sample in part.collectives),
         launch_s=tuple(value for part in parts for value in part.launch_s),
+        interference=tuple(sample for part in parts for sample in part.interference),
+        updates=tuple(sample for part in parts for sample in part.updates),
+        datasheet=next((part.datasheet for part in reversed(parts) if part.datasheet), {}),
+        kernel_spread=max((part.kernel_spread for part in parts), default=0.0),
+        collective_spread=max((part.collective_spread for part in parts), default=0.0),
         provenance={key: value for part in parts for key, value in part.provenance.items()},
     )
-
-
-def write_measurements(path: str | Path, measurements: Measurements) -> None:
-    """Writes JSON lines, complete or not at all.
-
-    Raises:
-        MeasurementError: the file cannot be written there.
-    """
-    target = Path(path)
-    try:
-        handle, draft = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in _lines(measurements))
-            Path(draft).chmod(0o644)  # mkstemp lets only the owner read
-            Path(draft).replace(target)
-        finally:
-            Path(draft).unlink(missing_ok=True)
-    except OSError as error:
-        raise MeasurementError(f"cannot write '{path}': {error.strerror}; choose another place") from None
-
-
-def _lines(measurements: Measurements) -> Iterator[dict[str, Any]]:
-    yield {"format": FORMAT, "schema_version": SCHEMA_VERSION, "provenance": measurements.provenance}
-    names = {kind: name for name, kind in _KERNELS.items()}
-    for sample in measurements.kernels:
-        # the shape's "kernel" is an attention kernel's generation, so the sample's kind needs the key
-        shape = {("generation" if key == "kernel" else key): value for key, value in asdict(sample.kernel).items()}
-        rest = {"time_s": sample.time_s, "source": sample.source, "stack": sample.stack}
-        yield {"kernel": names[type(sample.kernel)], **shape, **rest}
-    for collective in measurements.collectives:
-        line = asdict(collective)
-        yield {"collective": line.pop("op"), **line}
-    for launch_s in measurements.launch_s:
-        yield {"launch_s": launch_s}
-
-
-def _read_lines(text: str, name: str) -> Measurements:
-    kernels: list[KernelSample] = []
-    collectives: list[CollectiveSample] = []
-    launches: list[float] = []
-    provenance: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        where = f"{name}:{number}"
-        if not line.strip():
-            continue
-        try:
-            data = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise MeasurementError(f"{where}: is not JSON ({error.msg}); write one object a line") from None
-        if number == 1:
-            provenance = _provenance(data, where)
-        elif not isinstance(data, dict):
-            raise MeasurementError(f"{where}: is no object; write one measurement a line")
-        elif "kernel" in data:
-            kernels.append(_kernel_sample(data, where))
-        elif "collective" in data:
-            data["op"] = data.pop("collective")
-            collectives.append(_build(CollectiveSample, data, where))
-        elif set(data) == {"launch_s"}:
-            launches.append(_positive(data["launch_s"], "launch_s", where))
-        else:
-            raise MeasurementError(f"{where}: has neither kernel, collective nor launch_s; give one of them")
-    return Measurements(
-        kernels=tuple(kernels), collectives=tuple(collectives), launch_s=tuple(launches), provenance=provenance
-    )
-
-
-def _provenance(data: Any, where: str) -> dict[str, str]:
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise MeasurementError(f'{where}: does not begin with {{"format": "{FORMAT}"}}; give a file that simpar wrote')
-    if data.get("schema_version") != SCHEMA_VERSION:
-        raise MeasurementError(
-            f"{where}: has schema_version {data.get('schema_version')}, but this simpar reads {SCHEMA_VERSION}; "
-            f"measure again, or install the simpar that wrote it"
-        )
-    given = data.get("provenance", {})
-    return {str(key): str(value) for key, value in given.items()} if isinstance(given, dict) else {}
-
-
-def _kernel_sample(data: dict[str, Any], where: str) -> KernelSample:
-    kind = data.pop("kernel")
-    if kind not in _KERNELS:
-        raise MeasurementError(f"{where}: kernel '{kind}' is unknown; use one of {', '.join(_KERNELS)}")
-    rest = {key: data.pop(key, default) for key, default in (("time_s", None), ("source", ""), ("stack", ""))}
-    if "generation" in data:
-        data["kernel"] = data.pop("generation")
-    kernel: Kernel = _build(_KERNELS[kind], data, where)
-    return KernelSample(kernel, _positive(rest["time_s"], "time_s", where), str(rest["source"]), str(rest["stack"]))
-
-
-def _build(kind: Callable[..., Any], data: dict[str, Any], where: str) -> Any:
-    """A sample or shape from a line's fields, whose types follow the dataclass."""
-    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
-    for key in data:
-        if key not in known:
-            raise MeasurementError(f"{where}: unknown field '{key}'; use {', '.join(known)}")
-    for key, field in known.items():
-        if key not in data:
-            if field.default is MISSING and key != "source":
-                raise MeasurementError(f"{where}: field '{key}' is missing; give it")
-            continue
-        if field.type in (int, float) or (key == "window" and data[key] is not None):
-            number = _positive(data[key], key, where)
-            data[key] = number if field.type is float else _whole(number, key, where)
-    if "dtype" in data and data["dtype"] not in get_args(DType):
-        raise MeasurementError(f"{where}: dtype '{data['dtype']}' is unknown; use one of {', '.join(get_args(DType))}")
-    return kind(**{"source": "", **data} if "source" in known else data)
 
 
 def _rows(reader: Iterator[list[str]], header: list[str], name: str) -> Iterator[Row]:
@@ -284,7 +176,7 @@ def _collectives(
         ranks, nodes = _integer(row, ranks_column, where), _integer(row, "nodes", where) if "nodes" in row else 1
         if not nodes <= ranks:
             raise MeasurementError(f"{where}: {ranks} ranks cannot be on {nodes} nodes; give at least one a node")
-        nbytes = _positive(row["bytes"], "bytes", where)
+        nbytes = positive(row["bytes"], "bytes", where)
         time_s = _time(row, time_column, where)
         if systems and system and not _same(system, systems):
             continue
@@ -315,24 +207,8 @@ def _time_columns(header: list[str], name: str) -> list[str]:
 
 
 def _time(row: Mapping[str, str], column: str, where: str) -> float:
-    return _positive(row[column], column, where) * US
+    return positive(row[column], column, where) * US
 
 
 def _integer(row: Mapping[str, str], column: str, where: str) -> int:
-    return _whole(_positive(row[column], column, where), column, where)
-
-
-def _whole(value: float, column: str, where: str) -> int:
-    if value != int(value):
-        raise MeasurementError(f"{where}: {column} {value:g} is not a whole number; give one")
-    return int(value)
-
-
-def _positive(text: Any, column: str, where: str) -> float:
-    try:
-        value = float(text) if not isinstance(text, bool) else float("nan")
-    except (TypeError, ValueError):
-        raise MeasurementError(f"{where}: {column} '{text}' is no number; give a positive one") from None
-    if not 0 < value < float("inf"):
-        raise MeasurementError(f"{where}: {column} {text} is out of range; give a positive number")
-    return value
+    return whole(positive(row[column], column, where), column, where)

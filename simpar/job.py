@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator, Field, InstanceOf
+from pydantic import BeforeValidator, Field, InstanceOf, model_validator
 
 from simpar.description import Description
-from simpar.errors import ModelError, nearest
+from simpar.errors import JobError, ModelError, SimparError, nearest
+from simpar.faults.description import Faults
 from simpar.hardware.cluster import Cluster
+from simpar.model.cnn import cnn
 from simpar.model.huggingface import from_config
 from simpar.model.module import ModuleModel, mlp
 from simpar.model.presets import preset, preset_names
@@ -20,12 +22,11 @@ def read_model(value: Any) -> Transformer | ModuleModel:
     """What a job file or a caller may write for a model.
 
     A preset's name (``llama3-70b``), the path of a Hugging Face ``config.json`` (or of the folder that holds one),
-    ``mlp:784-500-10``, a mapping with the fields of a :class:`Transformer` (with ``base``, those of another model
+    ``mlp:784-500-10``, ``cnn:resnet-50``, a mapping with the fields of a :class:`Transformer` (with ``base``, those of another model
     changed), a ``Transformer`` or a :class:`ModuleModel`.
 
     Raises:
-        ModelError: it is none of these.
-        pydantic.ValidationError: a field of the mapping is wrong.
+        ModelError: it is none of these, or a field of the mapping is wrong.
     """
     if isinstance(value, Mapping):
         return _changed_model(value) if "base" in value else Transformer.model_validate(value)
@@ -48,6 +49,8 @@ def _named_model(text: str) -> Transformer | ModuleModel:
         return preset(text)
     if text.startswith("mlp:"):
         return mlp(text.removeprefix("mlp:"))
+    if text.startswith("cnn:"):
+        return cnn(text.removeprefix("cnn:"))
     path = Path(text)
     if path.suffix == ".json" or path.is_dir():
         return from_config(path)
@@ -71,8 +74,7 @@ def read_cluster(value: Any) -> Any:
     only the fields that it names.
 
     Raises:
-        ClusterError: the base is not understood.
-        pydantic.ValidationError: a field is wrong.
+        ClusterError: the base is not understood, or a field is wrong.
     """
     if not (isinstance(value, Mapping) and "base" in value):
         return value
@@ -92,8 +94,20 @@ class Job(Description):
         model: see :func:`read_model`.
         cluster: see :func:`read_cluster`.
         plan: how the job is spread; the default is plain data parallelism.
+        faults: what is slow or random in the cluster; the default is nothing.
     """
+
+    error_type: ClassVar[type[SimparError]] = JobError
 
     model: Annotated[Transformer | InstanceOf[ModuleModel], BeforeValidator(read_model)]
     cluster: Annotated[Cluster, BeforeValidator(read_cluster)]
     plan: Plan = Field(default_factory=Plan)
+    faults: Faults = Field(default_factory=Faults)
+
+    @model_validator(mode="after")
+    def _check_faults(self) -> Self:
+        beyond = self.faults.beyond(self.cluster.gpus)
+        if beyond is not None:
+            field, rank = beyond
+            raise ValueError(f"faults.{field} names GPU {rank}, but the cluster has GPUs 0 to {self.cluster.gpus - 1}")
+        return self

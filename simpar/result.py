@@ -1,21 +1,27 @@
 """The result of a simulated job: a plain record of the trace, and the figures that people ask of it."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import harmonic_mean
 from typing import TYPE_CHECKING, Any
 
+from simpar.economics import Cost, cost
 from simpar.job import Job
 from simpar.model.transformer import Transformer
 from simpar.plan.layout import Layout
 from simpar.program.footprint import Footprint
 from simpar.program.work import Share
 from simpar.trace.breakdown import RankTime, breakdown, bubble_fraction
+from simpar.trace.cycles import cycle_s
 from simpar.trace.trace import Trace
 from simpar.units import GB, TFLOP, format_bytes, format_count, format_time
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
+    from simpar.uncertainty import Spread
 
 MFU_CONVENTION = (
     "MFU counts 3 × forward FLOP of the model (matrix products, full attention without halving for the causal mask, as "
@@ -23,7 +29,7 @@ MFU_CONVENTION = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """One simulated step.
 
@@ -47,8 +53,20 @@ class Result:
 
     @property
     def step_time_s(self) -> float:
-        """Seconds of one optimizer step."""
-        return self.trace.step_s
+        """Seconds of one optimizer step; of several on the mean.
+
+        Where workers do not wait for each other, those in which all of them together do the work of a step; where they
+        do not run apart by more than a bound, those of the slowest.
+        """
+        return self._step_s
+
+    @cached_property
+    def _step_s(self) -> float:
+        steps, server = self.layout.steps, self.layout.server
+        if server is None or server.is_synchronous:
+            return self.trace.step_s / steps
+        cycles = list(cycle_s(self.trace, steps).values())
+        return max(cycles) if server.bound is not None else harmonic_mean(cycles)
 
     @property
     def samples_per_s(self) -> float:
@@ -58,7 +76,7 @@ class Result:
     @property
     def tokens_per_s(self) -> float:
         """Tokens per second over the whole cluster; for a module, samples."""
-        return self.samples_per_s * self.layout.seq_len
+        return self.layout.step_tokens / self.step_time_s
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
@@ -70,7 +88,14 @@ class Result:
         """FLOP of the model itself in one step, by :data:`MFU_CONVENTION`."""
         model, batch = self.job.model, self.layout.global_batch
         if isinstance(model, Transformer):
-            return model.step_flop(batch * self.layout.seq_len, self.layout.seq_len, "full").total
+            frozen, seq_len = self.layout.plan.frozen_layers or 0, self.layout.seq_len
+            if self.layout.samples is not None:
+                counts = Counter(self.layout.samples.lengths)
+                return sum(
+                    model.step_flop(count * length, length, "full", frozen_layers=frozen).total
+                    for length, count in counts.items()
+                )
+            return model.step_flop(batch * seq_len, seq_len, "full", frozen_layers=frozen).total
         return model.step_flop(batch)
 
     @property
@@ -80,7 +105,7 @@ class Result:
         if not isinstance(model, Transformer):
             return share.products * self.model_flop / 3
         forward = model.flop_per_token(self.layout.seq_len, "full")
-        tokens = self.layout.global_batch * self.layout.seq_len
+        tokens = self.layout.step_tokens
         return tokens * (share.products * forward.matmul + share.attention * forward.attention)
 
     @property
@@ -102,13 +127,21 @@ class Result:
 
     @cached_property
     def ranks(self) -> tuple[RankTime, ...]:
-        """The time of every simulated rank."""
-        return breakdown(self.trace)
+        """The time of every simulated rank; of several steps on the mean."""
+        steps = self.layout.steps
+        return tuple(rank.over(steps) for rank in breakdown(self.trace) if rank.replicas)
 
     @cached_property
     def bubble_fraction(self) -> float:
         """Share of the step in which ranks have nothing to do, on the mean of all ranks."""
         return bubble_fraction(self.trace)
+
+    @cached_property
+    def exposed_fraction(self) -> float:
+        """Share of the step in which compute waits for communication, on the mean of all ranks."""
+        total = sum(rank.replicas for rank in self.ranks)
+        waited = sum(rank.replicas * sum(rank.exposed_s.values()) for rank in self.ranks)
+        return waited * self.layout.steps / (total * self.trace.step_s) if self.trace.step_ns else 0.0
 
     @cached_property
     def communication_bytes(self) -> dict[str, float]:
@@ -125,7 +158,7 @@ class Result:
         most: dict[str, float] = {}
         for (_, stream), carried in totals.items():
             most[stream] = max(most.get(stream, 0.0), carried)
-        return {stream: carried for stream, carried in most.items() if carried}
+        return {stream: carried / self.layout.steps for stream, carried in most.items() if carried}
 
     @property
     def peak_memory_bytes(self) -> int:
@@ -137,6 +170,43 @@ class Result:
         """Whether every rank fits its device."""
         return self.peak_memory_bytes <= self.job.cluster.device.memory_bytes
 
+    # ---- certainty, money and energy ---------------------------------------------------------------------------------
+
+    @cached_property
+    def uncertainty(self) -> "Spread":
+        """By how much the prediction may be off, from the errors that the descriptions state of themselves."""
+        from simpar.uncertainty import spread  # noqa: PLC0415 - it reads results
+
+        return spread(self)
+
+    def step_time_interval(self, level: float = 0.8) -> tuple[float, float]:
+        """Seconds between which the step time lies with probability ``level``; see :mod:`simpar.uncertainty`."""
+        from simpar.uncertainty import interval  # noqa: PLC0415 - a reader of results
+
+        return interval(self, level)
+
+    @property
+    def busy_fraction(self) -> float:
+        """Share of the step in which devices compute, on the mean of all ranks."""
+        busy = sum(
+            r.replicas * (sum(r.compute_s.values()) + r.optimizer_s + r.interference_s) for r in self.ranks
+        ) / sum(r.replicas for r in self.ranks)
+        return min(busy / self.step_time_s, 1.0) if self.step_time_s else 0.0
+
+    def cost(self, tokens: float | None = None) -> Cost:
+        """Money and energy of a step, and of a training run of so many tokens (samples for a module).
+
+        Raises:
+            ClusterError: ``tokens`` is not positive.
+        """
+        return cost(
+            self.job.cluster,
+            step_s=self.step_time_s,
+            busy_fraction=self.busy_fraction,
+            step_tokens=self.layout.global_batch * self.layout.seq_len,
+            tokens=tokens,
+        )
+
     # ---- readers ----------------------------------------------------------------------------------------------------
 
     def timeline(self, *, dark: bool = False, budget: int = 5000, kernels: bool = False) -> "go.Figure":
@@ -146,12 +216,22 @@ class Result:
         return timeline(
             self.trace,
             title=self.title,
-            subtitle=self.subtitle,
+            headline=self.headline,
             dark=dark,
             budget=budget,
             kernels=kernels,
             memory_capacity_bytes=self.job.cluster.device.memory_bytes,
         )
+
+    def view(self, kind: str, *, dark: bool = False) -> "go.Figure":
+        """One of the views of :data:`simpar.view.views.VIEWS`, such as ``"roofline"``, as a Plotly figure.
+
+        Raises:
+            JobError: there is no such view.
+        """
+        from simpar.view.views import view  # noqa: PLC0415 - plotly only where it draws
+
+        return view(self, kind, dark=dark)
 
     def write_timeline(self, path: str, *, dark: bool = False, budget: int = 5000, kernels: bool = False) -> None:
         """Writes the timeline as one HTML file that needs no network."""
@@ -159,13 +239,42 @@ class Result:
 
         write_timeline(self.timeline(dark=dark, budget=budget, kernels=kernels), path)
 
+    def compare(
+        self,
+        other: "Result | Trace",
+        *,
+        words: tuple[str, str] | None = None,
+        dark: bool = False,
+        budget: int = 5000,
+    ) -> "go.Figure":
+        """This step and another on one time axis: of another job, or as measured (a replay, an imported profile).
+
+        Args:
+            other: drawn below this one.
+            words: what the two are called.
+            dark: dark instead of light surfaces.
+            budget: bars, at most.
+        """
+        from simpar.view.compare import compare  # noqa: PLC0415
+
+        if isinstance(other, Result):
+            trace, named, subtitle = other.trace, ("first", "second"), f"against {other.title}"
+        else:
+            trace, named, subtitle = other, ("predicted", "measured"), ""
+        return compare(
+            self.trace, trace, words=words or named, title=self.title, subtitle=subtitle, dark=dark, budget=budget
+        )
+
     @property
     def title(self) -> str:
         """Model, cluster and plan in one line."""
         plan, cluster = self.layout.plan, self.job.cluster
-        degrees = {"tp": plan.tp, "pp": plan.pp, "dp": self.layout.dp, "zero": plan.zero}
+        degrees = {"tp": plan.tp, "pp": plan.pp, "cp": plan.cp, "ep": plan.ep}
+        if self.layout.has_experts and self.layout.etp != plan.tp:
+            degrees["etp"] = self.layout.etp
+        degrees |= {"dp": self.layout.dp, "zero": plan.zero}
         shown = " ".join(
-            f"{name}={n}" for name, n in degrees.items() if n > 1 or name == "dp" or (name == "zero" and n)
+            f"{name}={n}" for name, n in degrees.items() if n > 1 or name in ("dp", "etp") or (name == "zero" and n)
         )
         schedule = f" · {plan.schedule}" + (f" ×{plan.vpp}" if plan.vpp > 1 else "") if plan.pp > 1 else ""
         return f"{self.job.model.name} on {cluster.gpus:,} {cluster.device.name} · {shown}{schedule}"
@@ -173,19 +282,31 @@ class Result:
     @property
     def subtitle(self) -> str:
         """The main figures in one line."""
-        return (
-            f"step {format_time(self.step_time_s)} · {format_count(self.tokens_per_s)} {self.unit}/s · "
-            f"MFU {self.mfu:.1%} · bubble {self.bubble_fraction:.1%} · "
-            f"peak memory {format_bytes(self.peak_memory_bytes)}"
-        )
+        return " · ".join(f"{name} {value}" for name, value in self.headline.items())
+
+    @property
+    def headline(self) -> dict[str, str]:
+        """The main figures by name, for headings."""
+        return {
+            "step": format_time(self.step_time_s),
+            f"{self.unit}/s": format_count(self.tokens_per_s),
+            "MFU": f"{self.mfu:.1%}",
+            "bubble": f"{self.bubble_fraction:.1%}",
+            "exposed communication": f"{self.exposed_fraction:.1%}",
+            "peak memory": format_bytes(self.peak_memory_bytes),
+        }
 
     @property
     def unit(self) -> str:
         """What throughput counts."""
         return "tokens" if isinstance(self.job.model, Transformer) else "samples"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything that the report says, as plain values; times in seconds, memory in bytes."""
+    def to_dict(self, tokens: float | None = None) -> dict[str, Any]:
+        """Everything that the report says, as plain values; times in seconds, memory in bytes.
+
+        Args:
+            tokens: of a training run whose cost is to be in it; see :meth:`cost`.
+        """
         device = self.job.cluster.device
         fullest = max(self.footprints, key=lambda f: f.peak_bytes)
         return {
@@ -204,7 +325,7 @@ class Result:
             "global_batch": self.layout.global_batch,
             "breakdown": [_rank_dict(rank) for rank in self.ranks],
             "communication_bytes": self.communication_bytes,
-            "links": [_link_dict(link, self.step_time_s) for link in self._links()],
+            "links": [_link_dict(link, self.trace.step_s, self.layout.steps) for link in self._links()],
             "memory": {
                 "peak_bytes": fullest.peak_bytes,
                 "capacity_bytes": device.memory_bytes,
@@ -220,6 +341,7 @@ class Result:
                     for f in self.footprints
                 ],
             },
+            "cost": self.cost(tokens).to_dict(),
             "warnings": list(self.warnings),
         }
 
@@ -233,6 +355,9 @@ class Result:
             for name, value in self.summary().items()
         )
         return f"<table><caption>{self.title}</caption>{rows}</table>"
+
+    def __repr__(self) -> str:
+        return f"<Result: {self.title} · {self.subtitle}>"
 
     def summary(self) -> dict[str, str]:
         """The main figures with their units, as text."""
@@ -263,10 +388,10 @@ def _rank_dict(rank: RankTime) -> dict[str, Any]:
     }
 
 
-def _link_dict(link: Any, step_s: float) -> Mapping[str, Any]:
+def _link_dict(link: Any, trace_s: float, steps: int) -> Mapping[str, Any]:
     return {
         "link": link.name,
-        "bytes": link.nbytes,
+        "bytes": link.nbytes / steps,
         "capacity_gb_per_s": link.capacity_bytes_per_s / GB,
-        "utilisation": link.nbytes / (link.capacity_bytes_per_s * step_s),
+        "utilisation": link.nbytes / (link.capacity_bytes_per_s * trace_s),
     }

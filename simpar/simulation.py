@@ -1,20 +1,25 @@
 """From a job to its result: lay out, lower, check memory, run."""
 
 import gc
+import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from simpar.cost.kernel import extrapolated, kernel_s
+from simpar.description import Description
 from simpar.engine.simulate import execute
-from simpar.errors import DoesNotFitError, PlanError
+from simpar.errors import DoesNotFitError, FieldPath, JobError, ModelError, PlanError
+from simpar.hardware.device import Device
 from simpar.job import Job
 from simpar.model.transformer import Transformer
 from simpar.plan.layout import Layout, lay_out
 from simpar.plan.plan import Plan
+from simpar.problems import shown
+from simpar.program.fold import simulated
 from simpar.program.footprint import Footprint, footprints
 from simpar.program.ir import Launch, Program
 from simpar.program.lower import lower
@@ -23,6 +28,10 @@ from simpar.result import Result
 from simpar.trace.trace import Trace
 from simpar.units import format_bytes
 
+_MOST_LAYERS = 10_000
+_MOST_OPERATIONS = 2_000_000  # forward and backward of each microbatch on each virtual stage; some minutes and GB
+_LAUNCHES_PER_LAYER = 16  # of one pass, about
+_MOST_PARTS = 1024  # into which a microbatch is cut to make a job fit
 _NEARLY_FULL = 0.9
 _LAUNCH_BOUND = 0.05
 _NOTABLE = 0.02  # share of compute time below which extrapolated kernels do not matter
@@ -37,24 +46,90 @@ def simulate(job: Job | dict[str, Any], *, allow_oom: bool = False, fold: bool =
         fold: let one replica stand for all equal ones; switched off, every rank is simulated, with the same result.
 
     Raises:
+        JobError: a field of the job is wrong, or so large or small that no time comes out.
         PlanError: the plan breaks a rule of model or cluster.
         DoesNotFitError: the job needs more memory than a device has.
-        pydantic.ValidationError: a field of the job is wrong.
 
     >>> result = simulate(dict(model="llama3-8b", cluster="h100-sxm:1x8", plan=dict(tp=8, zero=1)))
     >>> result.fits
     True
     """
     job = Job.model_validate(job)
+    try:
+        return _simulate(job, allow_oom=allow_oom, fold=fold)
+    except (ArithmeticError, MemoryError):
+        raise JobError.of_fields([_most_extreme(job)]) from None
+
+
+def check_size(job: Job, layout: Layout) -> None:
+    """Refuses what would run for hours.
+
+    Raises:
+        ModelError: the model has too many layers.
+        PlanError: the step has too many operations.
+    """
+    layers = len(job.model.layers) if isinstance(job.model.layers, tuple) else job.model.layers
+    if layers > _MOST_LAYERS:
+        text = f"{layers:,} layers are more than the {_MOST_LAYERS:,} that can be simulated; describe a smaller model"
+        raise ModelError.of_fields([(("model", "layers"), text)])
+    stages = job.plan.pp * job.plan.vpp
+    operations = 2 * layout.microbatches * stages
+    if operations > _MOST_OPERATIONS:
+        text = (
+            f"{layout.microbatches:,} microbatches on {stages} virtual stages are {operations:,} operations, more than "
+            f"the {_MOST_OPERATIONS:,} that can be simulated; raise micro_batch or lower global_batch or grad_accum"
+        )
+        raise PlanError.of_fields([(("plan",), text)])
+
+
+def _simulate(job: Job, *, allow_oom: bool, fold: bool) -> Result:
     layout = lay_out(job.plan, job.model, job.cluster)
+    check_size(job, layout)
+    faults = job.faults if job.faults.any else None
+    if faults is not None:
+        _check_ranks(job, layout, fold=fold)
     with _collector_paused():
-        program = lower(job.model, job.cluster, layout, fold=fold)
+        program = lower(job.model, job.cluster, layout, fold=fold, faults=faults)
         memory = footprints(program)
         if not allow_oom:
             _check_fit(job, memory)
-        trace = execute(program, job.cluster)
+        trace = execute(program, job.cluster, faults)
     share = recomputed_share(program)
     return Result(job, layout, trace, memory, share, tuple(_warnings(job, layout, program, memory, trace)))
+
+
+def _check_ranks(job: Job, layout: Layout, *, fold: bool) -> None:
+    """Refuses faults that make a job of many ranks unfold into what would run for hours."""
+    plan, layers = layout.plan, job.model.layers
+    chosen = simulated(layout, job.cluster, job.faults, fold=fold)
+    ranks = plan.tp * plan.pp
+    passes = 2 * layout.microbatches
+    whole = passes * plan.vpp * ranks * len(chosen.replicas)
+    depth = (len(layers) if isinstance(layers, tuple) else layers) / plan.pp
+    opened = passes * depth * _LAUNCHES_PER_LAYER * ranks * len(chosen.opened)
+    if whole + opened > _MOST_OPERATIONS:
+        text = (
+            f"tell the ranks apart, so that {ranks * len(chosen.replicas):,} of them would be simulated with some "
+            f"{whole + opened:,.0f} operations, more than the {_MOST_OPERATIONS:,} that can be; take a smaller "
+            "cluster, fewer microbatches, or slow GPUs and links of few replicas instead of jitter"
+        )
+        raise JobError.of_fields([(("faults",), text)])
+
+
+def _most_extreme(job: Job) -> tuple[FieldPath, str]:
+    """The field that lies farthest from 1, for an arithmetic that overflowed, and what to do about it."""
+    found = {path: value for path, value in _numbers((), job) if value}
+    path = max(found, key=lambda path: abs(math.log(abs(found[path]))))
+    return path, f"{shown(found[path])} is too {'large' if abs(found[path]) > 1 else 'small'} to be simulated; check it"
+
+
+def _numbers(path: FieldPath, value: Any) -> Iterator[tuple[FieldPath, int | float]]:
+    """The numbers of a description and of all that it is made of."""
+    if isinstance(value, (int, float)):
+        yield path, value
+    elif isinstance(value, (Description, Mapping)):
+        for name, inner in dict(value).items():
+            yield from _numbers((*path, name), inner)
 
 
 @contextmanager
@@ -75,16 +150,22 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _check_fit(job: Job, memory: tuple[Footprint, ...]) -> None:
-    capacity = job.cluster.device.memory_bytes
-    worst = max(memory, key=lambda f: f.peak_bytes)
+    worst, device = _fullest(job, memory)
+    capacity = device.memory_bytes
     if worst.peak_bytes <= capacity:
         return
     parts = sorted(worst.by_category.items(), key=lambda item: -item[1])
     shown = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in parts[:3])
     raise DoesNotFitError(
-        f"stage {worst.stage} needs {format_bytes(worst.peak_bytes)} ({shown}), but {job.cluster.device.name} has "
+        f"stage {worst.stage} needs {format_bytes(worst.peak_bytes)} ({shown}), but {device.name} has "
         f"{format_bytes(capacity)}; {_what_fits(job)}, or simulate it anyway with allow_oom (--allow-oom)"
     )
+
+
+def _fullest(job: Job, memory: tuple[Footprint, ...]) -> tuple[Footprint, Device]:
+    """The rank that needs the largest share of its device's memory, and that device."""
+    devices = [job.cluster.device_of(footprint.rank) for footprint in memory]
+    return max(zip(memory, devices, strict=True), key=lambda pair: pair[0].peak_bytes / pair[1].memory_bytes)
 
 
 def _what_fits(job: Job) -> str:
@@ -94,16 +175,16 @@ def _what_fits(job: Job) -> str:
         try:
             plan = job.plan.replace(**change)
             layout = lay_out(plan, job.model, job.cluster)
-            peak = max(f.peak_bytes for f in footprints(lower(job.model, job.cluster, layout)))
+            worst, device = _fullest(job, footprints(lower(job.model, job.cluster, layout)))
         except (PlanError, ValueError):
             continue  # this change breaks another rule
-        if peak <= job.cluster.device.memory_bytes:
+        if worst.peak_bytes <= device.memory_bytes:
             shown = " ".join(
                 f"{name}={value}" if value is not None else f"without {name}"
                 for name, value in change.items()
                 if value is not None or getattr(job.plan, name) is not None
             )
-            fitting.append(f"{shown} ({format_bytes(peak)})")
+            fitting.append(f"{shown} ({format_bytes(worst.peak_bytes)})")
         if len(fitting) == 3:
             break
     return (
@@ -121,7 +202,8 @@ def _relief(plan: Plan) -> Iterator[dict[str, Any]]:
         yield {"zero": 1}
     if plan.recompute == "none":
         yield {"recompute": "selective"}
-    smaller = [n for n in range(plan.micro_batch // 2, 0, -1) if plan.micro_batch % n == 0]
+    parts = [n for n in range(2, min(plan.micro_batch, _MOST_PARTS) + 1) if plan.micro_batch % n == 0]
+    smaller = [plan.micro_batch // n for n in parts]
     for micro_batch in smaller:
         # as many samples as before
         more = None if plan.global_batch is not None else (plan.grad_accum or 1) * (plan.micro_batch // micro_batch)
@@ -157,8 +239,9 @@ def _relief(plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def _warnings(job: Job, layout: Layout, program: Program, memory: tuple[Footprint, ...], trace: Trace) -> Iterator[str]:
-    plan, cluster, device = layout.plan, job.cluster, job.cluster.device
-    peak = max(f.peak_bytes for f in memory)
+    plan, cluster = layout.plan, job.cluster
+    fullest, device = _fullest(job, memory)
+    peak = fullest.peak_bytes
     if peak > device.memory_bytes:
         yield (
             f"does not fit: needs {format_bytes(peak)} of {format_bytes(device.memory_bytes)}; "
@@ -174,6 +257,12 @@ def _warnings(job: Job, layout: Layout, program: Program, memory: tuple[Footprin
             f"tp {plan.tp} spans nodes of {cluster.gpus_per_node} GPUs; "
             "its collectives go over the network in every layer"
         )
+    known = cluster.node_link.known_gpus
+    if known is not None and cluster.gpus_per_node > known and cluster.graph is None:
+        yield (
+            f"a node of {cluster.gpus_per_node} GPUs goes beyond the {known} that such links are known to join; "
+            f"write {device.name}:{-(-cluster.gpus // known)}x{known} for nodes of that size"
+        )
     waiting = _longest_host_wait_s(trace)
     if trace.step_ns and waiting > _LAUNCH_BOUND * trace.step_s:
         yield (
@@ -182,7 +271,17 @@ def _warnings(job: Job, layout: Layout, program: Program, memory: tuple[Footprin
         )
     if isinstance(job.model, Transformer) and job.model.note:
         yield job.model.note
+    if job.faults.any:
+        yield from _fault_warnings(job, trace)
     yield from _extrapolations(job, program)
+
+
+def _fault_warnings(job: Job, trace: Trace) -> Iterator[str]:
+    yield f"with faults: {job.faults.summary()}"
+    used = {link.name for link in trace.links}
+    idle = [name for name in job.faults.link_rates if name not in used]
+    if idle:
+        yield f"faults change nothing on {', '.join(idle)}: no simulated transfer uses a link of that name"
 
 
 def _longest_host_wait_s(trace: Trace) -> float:

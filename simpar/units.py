@@ -43,6 +43,15 @@ def format_time(seconds: float) -> str:
     return _scaled(seconds, ((1.0, "s"), (MS, "ms"), (US, "µs"), (1e-9, "ns")))
 
 
+def format_duration(seconds: float) -> str:
+    """Long times as a person writes them.
+
+    >>> format_duration(330), format_duration(11_124), format_duration(12.3456)
+    ('5.5 min', '3.09 h', '12.3 s')
+    """
+    return _scaled(seconds, ((3600.0, "h"), (60.0, "min"))) if seconds >= 120 else format_time(seconds)
+
+
 def format_bytes(count: float) -> str:
     """Bytes with binary prefixes, as allocators report them.
 

@@ -5,13 +5,14 @@ one byte per nanosecond; whatever else costs time is zero unless a test asks for
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from simpar.hardware.cluster import Cluster, Fabric, NodeLink
 from simpar.hardware.device import AttentionBackwardFit, AttentionFit, Device, GemmFit, MemoryFit
 from simpar.model.module import Affine, KernelForm, ModuleLayer, ModuleModel
 from simpar.model.transformer import Transformer
-from simpar.model.work import MemoryBound
+from simpar.model.work import Gemm, MemoryBound
 from simpar.plan.plan import Plan
 from simpar.program.ir import COMPUTE, Instruction, Launch, Program, RankProgram, Record, Recv, Send, Wait
 from simpar.schedule.schedule import Action, Schedule
@@ -19,6 +20,8 @@ from simpar.trace.trace import Trace
 
 BYTE_PER_NS = 1e9
 INFINITE = 1e24
+WEIGHT_PRODUCT = Gemm(1280, 1280, 64, out_bytes=0)
+"""A product that sums over the batch."""
 
 
 def ideal_device(**changes: Any) -> Device:
@@ -106,6 +109,18 @@ def even_model(
     return ModuleModel("even", tuple(layer(i) for i in range(layers)), "bf16")
 
 
+def split_model(
+    layers: int, *, forward: int, input_gradient: int, parameters: int = 0, sent: int = 0, kept: int = 0
+) -> ModuleModel:
+    """Layers whose backward has two halves: nanoseconds for the input, :data:`WEIGHT_PRODUCT` for weights."""
+    halves = (
+        KernelForm(MemoryBound(input_gradient)),
+        KernelForm(WEIGHT_PRODUCT, (("k", Affine(0, WEIGHT_PRODUCT.k)),)),
+    )
+    model = even_model(layers, forward=forward, backward=0, parameters=parameters, sent=sent, kept=kept)
+    return replace(model, layers=tuple(replace(layer, backward_forms=halves) for layer in model.layers))
+
+
 def small_transformer(**changes: Any) -> Transformer:
     """Four layers that eight tensor-parallel ranks can share."""
     fields: dict[str, Any] = {
@@ -141,26 +156,39 @@ def program(ranks: Mapping[int, Iterable[Instruction]], **fields: Any) -> Progra
     return Program(**{"ranks": programs, "launch_s": 0.0, **fields})
 
 
-def pipeline(schedule: Schedule, *, forward: int, backward: int, nbytes: float = 0.0, **fields: Any) -> Program:
-    """The program of a pipeline whose virtual stages take ``forward`` and ``backward`` nanoseconds."""
+def pipeline(
+    schedule: Schedule, *, forward: int, backward: int, weight: int = 0, nbytes: float = 0.0, **fields: Any
+) -> Program:
+    """The program of a pipeline whose virtual stages take ``forward`` and ``backward`` nanoseconds.
+
+    Of a backward pass that is split, ``weight`` is the second half. Pairs that overlap run as one.
+    """
+    cost = {"F": forward, "B": backward, "I": backward - weight, "W": weight}
     ranks: dict[int, list[Instruction]] = {}
-    for rank, order in enumerate(schedule.ranks):
+    for rank in range(schedule.pp):
         body = ranks[rank] = []
-        for number, action in enumerate(order):
-            step = 1 if action.op == "F" else -1
-            source, target = action.stage - step, action.stage + step
-            if 0 <= source < schedule.stages:
-                body.append(Recv(schedule.rank_of_stage[source], action))
-            body.append(work(forward if action.op == "F" else backward, str(action)))
-            if 0 <= target < schedule.stages:
-                stream = "pp_forward" if step == 1 else "pp_backward"
-                tag = Action(action.op, target, action.microbatch)
-                body += (
-                    Record(COMPUTE, str(number)),
-                    Wait(stream, str(number)),
-                    Send(stream, schedule.rank_of_stage[target], nbytes, tag, action.microbatch),
-                )
+        for turn in schedule.turns(rank):
+            for action in turn:
+                source = schedule.before(action.stage) if action.op == "F" else schedule.after(action.stage)
+                if source is not None and action.op != "W" and schedule.rank_of_stage[source] != rank:
+                    body.append(Recv(schedule.rank_of_stage[source], _message(action)))
+            body += (work(cost[action.op], str(action)) for action in turn)
+            for action in turn:
+                target = schedule.after(action.stage) if action.op == "F" else schedule.before(action.stage)
+                if target is not None and action.op != "W" and schedule.rank_of_stage[target] != rank:
+                    stream = "pp_forward" if action.op == "F" else "pp_backward"
+                    tag = _message(action)._replace(stage=target)
+                    body += (
+                        Record(COMPUTE, str(action)),
+                        Wait(stream, str(action)),
+                        Send(stream, schedule.rank_of_stage[target], nbytes, tag, action.microbatch),
+                    )
     return program(ranks, **fields)
+
+
+def _message(action: Action) -> Action:
+    """What an action receives: an input, or the gradient of an output, however the next stage made it."""
+    return action if action.op == "F" else action._replace(op="B")
 
 
 # ---- reading traces -------------------------------------------------------------------------------------------------

@@ -12,20 +12,32 @@ ROOT = Path(__file__).resolve().parents[1] / "simpar"
 
 # From the bottom to the top: a module may import from its own level and from those before it.
 LEVELS = [
-    ("simpar.units", "simpar.errors"),
+    ("simpar.units", "simpar.errors", "simpar.problems", "simpar.reading"),
     ("simpar.description",),
     ("simpar.model.work",),
     ("simpar.trace.trace",),
-    ("simpar.model", "simpar.hardware", "simpar.schedule", "simpar.trace"),
+    ("simpar.model", "simpar.hardware", "simpar.schedule", "simpar.trace", "simpar.framework"),
     ("simpar.cost",),
+    ("simpar.faults",),
     ("simpar.plan",),
     ("simpar.program",),
     ("simpar.engine",),
+    ("simpar.economics",),
     ("simpar.job", "simpar.result", "simpar.simulation"),
+    ("simpar.sensitivity",),
+    ("simpar.uncertainty",),
+    ("simpar.whatif",),
+    ("simpar.search", "simpar.validation"),
+    ("simpar.reliability", "simpar.convergence"),
     ("simpar.view", "simpar.cli", "simpar.__main__"),
 ]
 # Readers and views, which a result offers as methods: imported inside those, so that nobody pays who does not ask.
-OFFERED = {("simpar.result", "simpar.view.timeline"), ("simpar.trace.trace", "simpar.trace.export")}
+OFFERED = {
+    ("simpar.result", "simpar.view.compare"),
+    ("simpar.result", "simpar.view.timeline"),
+    ("simpar.result", "simpar.view.views"),
+    ("simpar.result", "simpar.uncertainty"),
+    ("simpar.trace.trace", "simpar.trace.export")}
 
 TRACING = {"simpar.model.tracing", "simpar.model.operators", "simpar.model.fused"}
 
@@ -114,8 +126,8 @@ def test_tracing_is_imported_when_a_module_is_traced_only():
     assert eager <= TRACING
 
 
-def test_simpy_is_the_engine_s():
-    assert {name.rpartition(".")[0] for name in users("simpy")} == {"simpar.engine"}
+def test_simpy_is_the_engine_s_and_that_of_runs_of_days():
+    assert {name.rpartition(".")[0] for name in users("simpy")} == {"simpar.engine", "simpar.reliability"}
 
 
 def test_plotly_is_the_view_s():
@@ -123,9 +135,19 @@ def test_plotly_is_the_view_s():
     assert {name for name in users("plotly") if not name.startswith("simpar.view.")} <= {"simpar.result"}
 
 
-@pytest.mark.parametrize("package", ["pandas", "scipy"])
-def test_nobody_imports(package):
-    assert users(package) == set()
+def test_pandas_is_imported_for_tables_that_somebody_asks_for_only():
+    assert users("pandas", lazy=False) == set()
+    assert users("pandas") <= {"simpar.search.records", "simpar.search.found", "simpar.search.sweep"}  # two for types
+
+
+def test_dask_is_imported_where_an_address_is_given_only():
+    assert users("distributed", lazy=False) == set()
+    assert users("distributed") == {"simpar.search.dask"}
+
+
+def test_scipy_is_imported_by_the_search_for_placements_only():
+    assert users("scipy", lazy=False) == set()
+    assert users("scipy") <= {"simpar.search.placement"}
 
 
 def test_networkx_is_imported_for_custom_graphs_only():

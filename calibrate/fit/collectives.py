@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrate.errors import MeasurementError
 from calibrate.fit.accuracy import accuracy, assess, collective_splits, typical
 from calibrate.fit.gemm import rounded
 from calibrate.fit.robust import FloatArray, Mask, Parameter, Solution, solve
-from calibrate.importers.source import MeasurementError
 from calibrate.samples import CollectiveSample
 from simpar.hardware.cluster import Fabric, FitError, NodeLink
 from simpar.hardware.profile import Accuracy

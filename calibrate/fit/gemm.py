@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from calibrate.errors import MeasurementError
 from calibrate.fit.accuracy import SEED, assess, kernel_splits
 from calibrate.fit.robust import FloatArray, Mask, Parameter, Solution, solve
-from calibrate.importers.source import MeasurementError
 from calibrate.samples import KernelSample
 from simpar.hardware.device import Device, GemmFit
 from simpar.hardware.profile import Accuracy
@@ -23,7 +23,14 @@ PRIORS = (
     # 1 is as good as none: hardly any inner dimension is below 64. Beyond 300 it would stand for other effects.
     Parameter("k0", 100.0, 1.0, 1.0, 300.0),
 )
-_NO_TILES = Parameter("k0", 10.0, 1.5, 1.0, 300.0)
+# A CPU has no tiles, which few shapes must not learn from the prior; its library copies B before it computes, and what
+# stands for its memory's bandwidth is an assumption, so the share that it reaches may be far from a GPU's.
+_CPU_PRIORS = (
+    PRIORS[0],
+    Parameter("bandwidth_efficiency", 0.3, 1.0, 0.01, 2.0),
+    Parameter("overhead_s", 10.0 * US, 1.0, 0.01 * US, 1.0),
+    Parameter("k0", 10.0, 1.5, 1.0, 300.0),
+)
 _QUANTIZE = Parameter("quantize_bytes", 8.0, 0.5, 0.1, 100.0)
 LEVEL_SPREAD = 0.06  # by which whole collections on the same model of GPU differ (clocks, power, library versions)
 _PREFIX = "level "
@@ -148,8 +155,7 @@ def fit_gemm(samples: Sequence[KernelSample], dtype: DType, base: Device, *, qua
     names = sorted(set(stacks))
     stack = np.searchsorted(names, stacks)
     fixed = {"wave_exponent": base.gemm_fit(dtype).wave_exponent, "quantize_bytes": 0.0}
-    # Where the architecture shows no tiles (CPUs), few shapes must not learn some from the prior.
-    priors = PRIORS if base.gemm_fit(dtype).k0 else [*PRIORS[:-1], _NO_TILES]
+    priors = PRIORS if base.gemm_fit(dtype).k0 else _CPU_PRIORS
     unknowns = [*priors, *([_QUANTIZE] if quantized else ())]
     parameters = [*unknowns, *(levels(names) if len(names) > 1 else ())]
     parts = regions(table, measured_s)

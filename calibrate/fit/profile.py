@@ -1,32 +1,30 @@
 """Puts a profile together: each class of measurements goes to its fit, the rest stays as the base device has it."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
-import numpy as np
-
-from calibrate.fit.accuracy import typical
+from calibrate.errors import MeasurementError
 from calibrate.fit.attention import fit_backward, fit_forward
-from calibrate.fit.collectives import fit_fabric, fit_node_link
-from calibrate.fit.gemm import fit_gemm, rounded
+from calibrate.fit.draft import Draft, source_of
+from calibrate.fit.gemm import fit_gemm
+from calibrate.fit.grouped import fit_grouped
+from calibrate.fit.machine import compare_updates, fit_interference, fit_launch, fit_links
 from calibrate.fit.memory import fit_memory
-from calibrate.importers.source import MeasurementError
 from calibrate.samples import CollectiveSample, KernelSample, Measurements
 from simpar.errors import nearest
-from simpar.hardware.cluster import Cluster, Fabric, NodeLink
+from simpar.hardware.cluster import Fabric
 from simpar.hardware.device import Device
-from simpar.hardware.profile import Accuracy, Profile, Provenance
-from simpar.model.work import Attention, Gemm, MemoryBound
+from simpar.hardware.profile import Profile, Provenance
+from simpar.model.work import Attention, Gemm, GroupedGemm, MemoryBound
 
 SERVING_STACKS = ("vllm", "sglang", "trtllm")
 """Software whose tables quantise fp8 activations in the product and read keys and values from a paged cache."""
 
-CLASSES = ("gemm", "attention", "attention_backward", "memory_bound", "collective")
+CLASSES = ("gemm", "grouped_gemm", "attention", "attention_backward", "memory_bound", "collective")
 """Names by which :func:`select` tells classes apart, each also with what follows a dot (``gemm.fp8``)."""
 
 
@@ -35,6 +33,8 @@ def kernel_class(sample: KernelSample) -> str:
     kernel = sample.kernel
     if isinstance(kernel, Gemm):
         return f"gemm.{kernel.dtype}"
+    if isinstance(kernel, GroupedGemm):
+        return f"grouped_gemm.{kernel.dtype}"
     if isinstance(kernel, MemoryBound):
         return f"memory_bound.{kernel.memory_class}"
     if kernel.backward:
@@ -83,30 +83,6 @@ def select(
     return replace(measurements, kernels=kernels, collectives=collectives)
 
 
-@dataclass(slots=True)
-class _Draft:
-    """What the classes' fits change in the base device, and what they report."""
-
-    device: dict[str, Any]
-    uncertainty: dict[str, float] = field(default_factory=dict)
-    accuracy: list[Accuracy] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def report(self, path: str, uncertainty: Mapping[str, float], rows: Iterable[Accuracy]) -> None:
-        self.uncertainty |= {f"{path}.{name}": float(f"{value:.3g}") for name, value in uncertainty.items()}
-        self.accuracy += [row.replace(**rounded({n: getattr(row, n) for n in _STATISTICS}, 4)) for row in rows]
-
-    def errors(self, key: str, what: str, regions: Sequence[str], unknowns: int) -> None:
-        found = typical(self.accuracy, what, regions, unknowns)
-        if found is None and "all" in regions:
-            found = typical(self.accuracy, what, ("all",), unknowns, fewest=1)
-        if found is not None:
-            self.device["errors"] |= rounded({key: found[0], f"{key}.p90": found[1]}, 3)
-
-
-_STATISTICS = ("mean", "median", "p90", "bias")
-
-
 def fit_profile(
     measurements: Measurements,
     base: Device,
@@ -134,7 +110,7 @@ def fit_profile(
     if not (measurements.kernels or measurements.collectives or measurements.launch_s):
         raise MeasurementError("there are no measurements to fit; give files that hold some")
     copies = {"errors": dict(base.errors), "sources": dict(base.sources)}
-    draft = _Draft({**dict(base), **copies, "name": name or base.name})
+    draft = Draft({**dict(base), **copies, "name": name or base.name})
     classes: dict[str, list[KernelSample]] = {}
     for sample in measurements.kernels:
         classes.setdefault(kernel_class(sample), []).append(_native(sample, base))
@@ -142,10 +118,16 @@ def fit_profile(
         draft.device["fit_from"] = None
         draft.device["errors"] = {}  # of another device; a class without errors of its own counts as unknown
     _fit_gemms(draft, classes, base, source)
+    _fit_grouped(draft, classes, source)
     _fit_attention(draft, classes, base, source)
     _fit_memory(draft, classes, base, source)
-    _fit_launch(draft, measurements.launch_s)
-    node_link, network = _fit_links(draft, measurements.collectives, base, fabric, source)
+    fit_launch(draft, measurements.launch_s)
+    fit_interference(draft, measurements.interference)
+    compare_updates(draft, measurements.updates)
+    if measurements.kernel_spread:
+        draft.device["errors"]["level"] = float(f"{measurements.kernel_spread:.3g}")
+        draft.device["sources"]["errors.level"] = "standard deviation between rounds of what their kernels share"
+    node_link, network = fit_links(draft, measurements, base, fabric, source)
     if "decode" in classes:
         draft.notes.append(f"{len(classes['decode'])} decode attention kernels were left out; no form prices them yet")
     counts = Counter(s.source for s in _samples(measurements))
@@ -184,16 +166,7 @@ def _serving(sample: KernelSample) -> bool:
     return sample.stack.split("/")[0] in SERVING_STACKS
 
 
-def _source(samples: Sequence[KernelSample | CollectiveSample], given: str) -> str:
-    stacks = sorted({s.stack for s in samples if s.stack})
-    files = sorted({s.source for s in samples if s.source})
-    of = f"{given}, {', '.join(files)}" if given else ", ".join(files) or "measurements"
-    more = f" and {len(stacks) - 4} more" if len(stacks) > 5 else ""
-    by = f"{', '.join(stacks[:4] if more else stacks)}{more}; " if stacks else ""
-    return f"fitted by simpar calibrate fit to {of}: {by}{len(samples):,} points"
-
-
-def _fit_gemms(draft: _Draft, classes: Mapping[str, list[KernelSample]], base: Device, source: str) -> None:
+def _fit_gemms(draft: Draft, classes: Mapping[str, list[KernelSample]], base: Device, source: str) -> None:
     fits = dict(base.gemm)
     measured = [dtype for dtype in base.gemm if f"gemm.{dtype}" in classes]
     for dtype in measured:
@@ -206,7 +179,7 @@ def _fit_gemms(draft: _Draft, classes: Mapping[str, list[KernelSample]], base: D
         draft.errors(what, what, ("training", "all"), found.unknowns)
         draft.errors(f"{what}.decode", what, ("decode",), found.unknowns)
         note = "; overhead and quantize_bytes include the quantisation of activations" if quantized else ""
-        draft.device["sources"][what] = _source(samples, source) + note
+        draft.device["sources"][what] = source_of(samples, source) + note
         # Dtypes that the base only assumes to behave like a measured one go on doing so.
         for other, fit in base.gemm.items():
             if f"gemm.{other}" not in classes and fit == base.gemm[dtype] and other != dtype:
@@ -223,7 +196,19 @@ def _fit_gemms(draft: _Draft, classes: Mapping[str, list[KernelSample]], base: D
     draft.device["gemm"] = fits
 
 
-def _fit_attention(draft: _Draft, classes: Mapping[str, list[KernelSample]], base: Device, source: str) -> None:
+def _fit_grouped(draft: Draft, classes: Mapping[str, list[KernelSample]], source: str) -> None:
+    measured = {what: samples for what, samples in classes.items() if what.startswith("grouped_gemm.")}
+    found = fit_grouped(measured, Device.model_validate(draft.device))
+    if found is None:
+        return
+    draft.device["grouped_gemm_speed"] = found.speed
+    draft.report("device", found.uncertainty, found.accuracy)
+    for what in measured:
+        draft.errors(what, what, ("all",), 1)
+    draft.device["sources"]["grouped_gemm_speed"] = source_of([s for part in measured.values() for s in part], source)
+
+
+def _fit_attention(draft: Draft, classes: Mapping[str, list[KernelSample]], base: Device, source: str) -> None:
     fits = dict(base.attention)
     sizes = sorted(int(what.removeprefix("attention.")) for what in classes if what.startswith("attention."))
     for size in sizes:
@@ -237,7 +222,7 @@ def _fit_attention(draft: _Draft, classes: Mapping[str, list[KernelSample]], bas
         fits[size] = found.fit
         draft.report(f"device.{what}", found.uncertainty, found.accuracy)
         draft.errors(what, what, ("training", "all"), found.unknowns)
-        draft.device["sources"][what] = _source(samples, source)
+        draft.device["sources"][what] = source_of(samples, source)
         if paged:
             draft.device["sources"].setdefault(
                 f"{what}.bandwidth_efficiency",
@@ -251,7 +236,7 @@ def _fit_attention(draft: _Draft, classes: Mapping[str, list[KernelSample]], bas
         draft.device["attention_backward"] = found_backward.fit
         draft.report("device.attention_backward", found_backward.uncertainty, found_backward.accuracy)
         draft.errors("attention_backward", "attention_backward", ("training", "all"), found_backward.unknowns)
-        draft.device["sources"]["attention_backward"] = _source(backward, source)
+        draft.device["sources"]["attention_backward"] = source_of(backward, source)
     else:
         draft.notes.append("attention backward was not measured; it keeps the base's ratios to forward")
 
@@ -270,7 +255,7 @@ def _source_of(path: str, device: Device) -> str:
     return device.sources[max(keys, key=len)] if keys else "no source"
 
 
-def _fit_memory(draft: _Draft, classes: Mapping[str, list[KernelSample]], base: Device, source: str) -> None:
+def _fit_memory(draft: Draft, classes: Mapping[str, list[KernelSample]], base: Device, source: str) -> None:
     fits = dict(base.memory_bound)
     missing = []
     for memory_class in base.memory_bound:
@@ -283,52 +268,10 @@ def _fit_memory(draft: _Draft, classes: Mapping[str, list[KernelSample]], base: 
         fits[memory_class] = found.fit
         draft.report(f"device.{what}", found.uncertainty, found.accuracy)
         draft.errors(what, what, ("large", "all"), found.unknowns)
-        draft.device["sources"][what] = _source(samples, source)
+        draft.device["sources"][what] = source_of(samples, source)
     if missing:
         draft.notes.append(f"memory-bound {', '.join(missing)} not measured; kept as the base has them")
     draft.device["memory_bound"] = fits
-
-
-def _fit_launch(draft: _Draft, launch_s: Sequence[float]) -> None:
-    if not launch_s:
-        draft.notes.append("launch time was not measured; kept as the base has it")
-        return
-    values = np.array(launch_s)
-    middle = float(np.median(values))
-    draft.device["launch_s"] = float(f"{middle:.4g}")
-    draft.device["sources"]["launch_s"] = f"median of {len(launch_s)} measured launches"
-    # Standard error of a median, from the quartiles, which a few slow launches do not move.
-    spread = float(np.quantile(values, 0.75) - np.quantile(values, 0.25)) / 1.349
-    draft.uncertainty["device.launch_s"] = float(f"{1.2533 * spread / middle / len(launch_s) ** 0.5:.3g}")
-
-
-def _fit_links(
-    draft: _Draft, samples: Sequence[CollectiveSample], base: Device, fabric: Fabric | None, source: str
-) -> tuple[NodeLink, Fabric | None]:
-    usual = Cluster.model_validate({"device": base})
-    node_link, network = usual.node_link, fabric or usual.fabric
-    inside = [s for s in samples if s.nodes == 1]
-    outside = [s for s in samples if s.nodes > 1]
-    if inside:
-        found = fit_node_link(inside, node_link)
-        node_link = found.link.replace(sources=(_source(inside, source),))
-        draft.report("node_link", found.uncertainty, found.accuracy)
-        draft.notes += found.notes
-    else:
-        draft.notes.append("collectives inside a node were not measured; the node link is the base's usual one")
-        draft.uncertainty["node_link.bandwidth_bytes_per_s"] = _PRIOR_SPREAD
-    if outside and network is not None:
-        per_node = max(s.ranks // s.nodes for s in outside)
-        fitted = fit_fabric(outside, network, node_link, max(per_node, usual.gpus_per_node))
-        network = fitted.fabric.replace(sources=(_source(outside, source),))
-        draft.report("fabric", fitted.uncertainty, fitted.accuracy)
-        draft.notes += fitted.notes
-    elif network is not None:
-        draft.notes.append("collectives between nodes were not measured; the fabric is the base's usual one")
-    return node_link, network
-
-
-_PRIOR_SPREAD = 0.3  # of a bandwidth that nobody measured: datasheet ratios of seven systems span 0.7 to 0.82
 
 
 def _versions() -> dict[str, str]:

@@ -9,10 +9,11 @@ wrong with a file is a :class:`MeasurementError` that names file and line; what 
 import json
 from pathlib import Path
 
+from calibrate.errors import MeasurementError
 from calibrate.importers.aiconfigurator import Table, read_aiconfigurator, read_table, table_holds, tables
 from calibrate.importers.kineto import kineto_steps, read_kineto, read_kineto_trace
 from calibrate.importers.nccl_tests import is_csv, parse_nccl_tests, read_nccl_tests
-from calibrate.importers.source import MeasurementError, MeasurementWarning, read_text
+from calibrate.importers.source import MeasurementWarning, read_text
 from calibrate.samples import Measurements
 
 __all__ = [

@@ -18,8 +18,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from calibrate.errors import MeasurementError
 from calibrate.importers.nccl_rows import op_name
-from calibrate.importers.source import MeasurementError, read_text, warn
+from calibrate.importers.source import read_text, warn
 from calibrate.samples import CollectiveSample, KernelSample, Measurements
 from simpar.errors import nearest
 from simpar.model.work import DTYPE_BYTES, Attention, AttentionKernel, DType, Gemm
@@ -229,7 +230,9 @@ def _records(path: Path) -> tuple[list[dict[str, Any]], int]:
     try:
         parquet = import_module("pyarrow.parquet")
     except ImportError as problem:
-        raise MeasurementError(f"reading '{path}' needs pyarrow: pip install pyarrow") from problem
+        raise MeasurementError(
+            f"reading '{path}' needs pyarrow, which is not installed; install it with: pip install 'simpar[parquet]'"
+        ) from problem
     try:
         rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
     except (OSError, ValueError) as problem:  # pyarrow's errors derive from these

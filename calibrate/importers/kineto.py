@@ -14,10 +14,11 @@ from statistics import median
 
 import numpy as np
 
+from calibrate.errors import MeasurementError
 from calibrate.importers.kineto_events import Event, Profile, Step, external_id, load_profile, no_garbage_collection
 from calibrate.importers.kineto_kernels import communication_bytes, is_one_kernel, kernel_of, kind_by_name
 from calibrate.importers.kineto_lanes import lane_names, separate
-from calibrate.importers.source import MeasurementError, warn
+from calibrate.importers.source import warn
 from calibrate.samples import KernelSample, Measurements
 from simpar.model.work import Kernel
 from simpar.trace.trace import COMMUNICATION_KINDS, KINDS, NONE, Lane, MemoryEvents, Trace, spans_from_columns

@@ -14,7 +14,8 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-from calibrate.importers.source import MeasurementError, read_text, warn
+from calibrate.errors import MeasurementError
+from calibrate.importers.source import read_text, warn
 
 _DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
 _RUNTIME = {"cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "xpu_runtime", "privateuse1_runtime"}

@@ -3,8 +3,9 @@
 import re
 from collections import Counter
 
+from calibrate.errors import MeasurementError
 from calibrate.importers.nccl_rows import Row, op_name
-from calibrate.importers.source import MeasurementError, warn
+from calibrate.importers.source import warn
 
 _MODERN = ("size", "count", "type", "redop", "root", *("time", "algbw", "busbw", "wrong") * 2)
 # "[1,0]<stdout>:", "[job@1,0]<stdout>:" and "[0]": mpirun --tag-output; they also stand inside rows whose halves were

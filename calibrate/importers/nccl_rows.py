@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from calibrate.importers.source import MeasurementError, warn
+from calibrate.errors import MeasurementError
+from calibrate.importers.source import warn
 from calibrate.samples import CollectiveSample
 
 _OPS = {

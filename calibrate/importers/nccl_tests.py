@@ -14,9 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from calibrate.errors import MeasurementError
 from calibrate.importers.nccl_log import LogReader
 from calibrate.importers.nccl_rows import KNOWN_OPS, Row, op_name, samples_from_rows
-from calibrate.importers.source import MeasurementError, read_text
+from calibrate.importers.source import read_text
 from calibrate.samples import Measurements
 from simpar.errors import nearest
 

@@ -5,13 +5,9 @@ import warnings
 import zlib
 from pathlib import Path
 
-from simpar.errors import SimparError
+from calibrate.errors import MeasurementError
 
 _GZIP_MAGIC = b"\x1f\x8b"
-
-
-class MeasurementError(SimparError):
-    """A file of measurements that cannot be read; the message names file and line."""
 
 
 class MeasurementWarning(UserWarning):

@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 
 from calibrate.detect import Machine
-from calibrate.importers.source import MeasurementError
+from calibrate.errors import MeasurementError
+from calibrate.lines import FORMAT
 from calibrate.measure.timer import check_cores, check_devices
-from calibrate.tables import FORMAT
 
 
 def check_output(out: Path, raw: Path, *, resume: bool) -> None:

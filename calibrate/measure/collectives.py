@@ -60,8 +60,8 @@ class CollectiveBench:
     def measure_s(self, item: CollectiveItem) -> float | None:
         """Seconds from the arrival of the last member to the end of the last one; None if this rank is no member.
 
-        Ranks that share a clock meet before each repetition, and the median counts: loops without meetings are
-        noisier on a CPU. Others repeat back to back, as nccl-tests do, and the slowest rank's mean counts.
+        Ranks that share a clock meet before each repetition and then do what a step does between two collectives; the
+        mean counts. Others repeat back to back, as nccl-tests do, and the slowest rank's mean counts.
         """
         if self._rank not in item.ranks:
             return None
@@ -115,11 +115,12 @@ class CollectiveBench:
         moments = np.empty((repeats, 2))
         for moment in moments:
             dist.barrier(group=group)
+            self._timer.between()
             moment[0] = perf_counter()
             call()
             moment[1] = perf_counter()
         latest = _largest(moments, group)
-        return float(np.median(latest[:, 1] - latest[:, 0]))
+        return float(np.mean(latest[:, 1] - latest[:, 0]))
 
     def _back_to_back(self, call: Callable[[], None], repeats: int, item: CollectiveItem) -> float:
         timer = self._timer

@@ -4,10 +4,11 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from calibrate.console import progress, say
+from calibrate.errors import MeasurementError
 from calibrate.fit.profile import kernel_class
-from calibrate.importers.source import MeasurementError
 from calibrate.measure.plan import Mode
-from calibrate.measure.runner import Options, Outcome, Progress, Where, run, what_is_kept
+from calibrate.measure.runner import Options, Outcome, Where, run, what_is_kept
 from calibrate.samples import Measurements
 from simpar.errors import nearest
 from simpar.hardware.profile import Profile
@@ -25,33 +26,18 @@ def run_command(
     """Runs with a progress bar on stderr and prints what was measured; see :func:`calibrate.measure.runner.run`.
 
     Raises:
-        KeyboardInterrupt: interrupted; what is kept has been said.
+        typer.Exit: interrupted; what is kept has been said.
         SimparError: see there.
     """
-    from rich.console import Console  # noqa: PLC0415
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
-    from rich.progress import Progress as Bar  # noqa: PLC0415
-
     chosen = next((choice for choice in _ON if choice == on), None)
     if chosen is None:
         raise MeasurementError(f"--on '{on}' is unknown{nearest(on, _ON)}; choose one of {', '.join(_ON)}")
     mode: Mode = "full" if full else "quick"
     options = Options(out=out, mode=mode, resume=resume, job=job, ranks=ranks, on=chosen, base=base, command=command)
-    errors = Console(stderr=True, highlight=False)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeElapsedColumn(),
-    )
-    try:
-        with Bar(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
-            outcome = run(options, _shown(bar))
-    except KeyboardInterrupt:
-        errors.print(what_is_kept(options), markup=False, soft_wrap=True)
-        raise
+    with progress(lambda: what_is_kept(options) or "nothing was measured") as show:
+        outcome = run(options, show)
     if outcome is not None:
-        errors.print(measured(outcome), markup=False, soft_wrap=True)
+        say(measured(outcome))
     return outcome
 
 
@@ -91,7 +77,7 @@ def table(profile: Profile, samples: Measurements) -> "Table":
     return found
 
 
-_CLASSES = {"node_link": "collective", "fabric": "network", "device": "launch and interference"}
+_CLASSES = {"node_link": "collective", "fabric": "network", "device": "device as a whole"}
 _COLUMNS: dict[str, dict[str, Any]] = {
     "measured": {"no_wrap": True},
     "points": {"justify": "right"},
@@ -107,12 +93,3 @@ def _value(profile: Profile, path: str) -> float:
     for key in path.split("."):
         value = value[key]
     return float(value)
-
-
-def _shown(bar: Any) -> Progress:
-    task = bar.add_task("starting", total=None)
-
-    def show(done: int, total: int, text: str) -> None:
-        bar.update(task, completed=done, total=total, description=text)
-
-    return show

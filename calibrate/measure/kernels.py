@@ -1,11 +1,12 @@
 """Times one kernel once: a burst of calls on rotating buffers, as torch runs them."""
 
+from collections.abc import Callable
 from itertools import cycle, islice
 from math import ceil
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from calibrate.importers.source import MeasurementError
+from calibrate.errors import MeasurementError
 from calibrate.measure.plan import KernelItem
 from calibrate.measure.timer import Timer
 from calibrate.replay.kernels import prepare, torch_dtype
@@ -20,14 +21,21 @@ _REPEATS = (2, 2000)
 
 
 class KernelBench:
-    """Buffers and calls of one process."""
+    """Buffers and calls of one process.
 
-    def __init__(self, timer: Timer) -> None:
-        self._timer = timer
+    Args:
+        timer: of this process.
+        agree: returns the mean of all ranks' values at the moment when the last one has given its own.
+    """
+
+    def __init__(self, timer: Timer, agree: Callable[[float], float] = float) -> None:
+        self._timer, self._agree = timer, agree
         self.buffers = Pool(timer.device)
 
     def measure_s(self, item: KernelItem) -> float:
-        """Seconds of one execution: the median of a burst, or its mean where a device hides single calls.
+        """Seconds of one execution, as the mean of a burst: what many of them add up to, pauses of the device included.
+
+        All ranks begin the burst together and repeat as often, so that each has the machine as it is in a step.
 
         Raises:
             MeasurementError: the device has not enough memory for the kernel.
@@ -38,13 +46,13 @@ class KernelBench:
         try:
             calls = self._calls(item)
             # the first call of a round warms up, the next one tells how many fit into the burst
-            estimate_s = max(self._timer.burst([next(calls) for _ in range(2)])[-1], 1e-7)
+            estimate_s = self._agree(max(self._timer.burst([next(calls) for _ in range(2)])[-1], 1e-7))
             least, most = _REPEATS
-            repeats = min(max(least, ceil(item.burst_s / estimate_s)), most)
+            repeats = min(max(least, ceil(item.burst_s / (estimate_s + self._timer.apart_s))), most)
             times: list[float] = []
             while repeats > 0:  # a long burst may not fit the device's queue at once
                 part = min(repeats, self._timer.queued)
-                times += self._timer.burst(list(islice(calls, part)))
+                times.append(fmean(self._timer.burst(list(islice(calls, part)))))
                 repeats -= part
         except torch.OutOfMemoryError:
             raise MeasurementError(
@@ -68,13 +76,17 @@ class KernelBench:
             )
 
         step()
-        return median(self._timer.burst([step] * 5))
+        return fmean(self._timer.burst([step] * 5))
 
     def _calls(self, item: KernelItem) -> Any:
         wanted = ceil(2 * self._timer.cache_bytes / max(1.0, item.kernel.work.nbytes))
         sets = min(max(_SETS[0], wanted), _SETS[1])
         self.buffers.reset()
-        return cycle([prepare(item.kernel, self.buffers.allocate, transposed=item.transposed) for _ in range(sets)])
+        ways = [False, True] if item.transposed is None else [item.transposed]
+        return cycle(
+            prepare(item.kernel, self.buffers.allocate, transposed=way)
+            for _, way in zip(range(ceil(sets / len(ways)) * len(ways)), cycle(ways), strict=False)
+        )
 
 
 class Pool:

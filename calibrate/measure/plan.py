@@ -5,7 +5,17 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from simpar.hardware.device import Device
-from simpar.model.work import DTYPE_BYTES, Attention, AttentionKernel, DType, Gemm, Kernel, MemoryBound, MemoryClass
+from simpar.model.work import (
+    DTYPE_BYTES,
+    Attention,
+    AttentionKernel,
+    DType,
+    Gemm,
+    GroupedGemm,
+    Kernel,
+    MemoryBound,
+    MemoryClass,
+)
 from simpar.program.ir import Instruction, Launch, Program, Run
 from simpar.units import KIB, MIB, format_count
 
@@ -28,6 +38,11 @@ _ATTENTION_GPU = (
     (1, 8, 4096), (2, 32, 4096), (1, 16, 8192), (1, 32, 8192), (1, 16, 16384),
 )  # fmt: skip
 _ATTENTION_CPU = ((1, 2, 64), (4, 4, 64), (1, 4, 128), (4, 4, 128), (1, 4, 256), (2, 8, 256), (1, 4, 512), (2, 4, 512))
+# Rows, columns, inner dimension and experts of grouped products, and what the experts divide.
+_GROUPED: Sequence[tuple[tuple[int, int, int], int, Literal["m", "k"]]] = (
+    ((4096, 2048, 4096), 8, "m"), ((8192, 4096, 1536), 16, "m"), ((4096, 1536, 4096), 32, "m"),
+    ((2048, 4096, 8192), 8, "k"),
+)  # fmt: skip
 _CLASSES: tuple[MemoryClass, ...] = ("elementwise", "activation", "norm")
 _TRAFFIC_GPU = tuple(size * MIB for size in (1, 4, 32, 128, 512))
 _TRAFFIC_CPU = (64 * KIB, 512 * KIB, 4 * MIB, 16 * MIB, 32 * MIB)
@@ -36,6 +51,9 @@ _OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 _IN_NODE = (4 * KIB, 256 * KIB, 4 * MIB, 32 * MIB, 512 * MIB)
 _ACROSS = (4 * KIB, 128 * KIB, MIB, 16 * MIB, 128 * MIB, 1024 * MIB)
 _GLOO = (KIB, 64 * KIB, MIB, 16 * MIB)
+_BESIDE_GPU, _BESIDE_CPU = 64 * MIB, 4 * MIB  # streaming, not latency, as a bucket of gradients
+_UPDATED_GPU, _UPDATED_CPU = 50_000_000, 1_000_000  # parameters
+_ADAM_BYTES = 28  # a parameter's fp32 weight and two moments, read and written, and its gradient, read
 _BETWEEN_GLOO = (4 * KIB, 256 * KIB, 4 * MIB)
 
 
@@ -45,13 +63,13 @@ class KernelItem:
 
     Attributes:
         kernel: shape and dtype.
-        transposed: whether a product reads B as a transposed weight, as a forward pass does.
+        transposed: whether a product reads B as a transposed weight, as a forward pass does; None takes turns.
         burst_s: seconds that a round repeats it for.
         job: whether it is one of the job's own.
     """
 
     kernel: Kernel
-    transposed: bool = False
+    transposed: bool | None = False
     burst_s: float = 0.03
     job: bool = False
 
@@ -78,12 +96,32 @@ class LaunchItem:
     """The host's time for one launch."""
 
 
-Item: TypeAlias = KernelItem | CollectiveItem | LaunchItem
+@dataclass(frozen=True, slots=True)
+class InterferenceItem:
+    """A product beside a collective, each alone and then both at once.
+
+    Attributes:
+        product: repeated by every rank.
+        collective: over the largest group.
+    """
+
+    product: KernelItem
+    collective: CollectiveItem
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateItem:
+    """A fused AdamW step over so many fp32 parameters."""
+
+    parameters: int
+
+
+Item: TypeAlias = KernelItem | CollectiveItem | LaunchItem | InterferenceItem | UpdateItem
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The largest kernels of a grid: one execution of each stays below some 40 ms.
+    """The largest kernels of a grid: one execution of each stays below some 25 ms.
 
     Attributes:
         flop: of a product or an attention kernel.
@@ -103,17 +141,13 @@ class MeasurementPlan:
         rounds: at most.
         least: rounds that are measured even when time runs out.
         budget_s: seconds from the command to the last round's end; a round that would not end in time does not begin.
-        interference: rounds of compute beside collectives.
-        optimizer_parameters: size of the optimizer step that is measured beside the plan.
         notes: what cannot be measured here, one sentence each.
     """
 
     items: tuple[Item, ...]
     rounds: int
     least: int = 2
-    budget_s: float = 44.0
-    interference: int = 3
-    optimizer_parameters: int = 1_000_000
+    budget_s: float = 60.0
     notes: tuple[str, ...] = ()
 
 
@@ -144,6 +178,7 @@ def make_plan(
     if "fp8" in base.gemm:
         notes.append("fp8 products were not measured: torch has no plain product of that dtype")
     kernels = [item for dtype in dtypes for item in _grid(dtype, limits, cuda=cuda, full=full)]
+    kernels += _grouped(dtypes[0], limits)
     kernels += _attention(base, dtypes[0], limits, cuda=cuda, full=full)
     kernels += [
         KernelItem(MemoryBound(nbytes, memory_class))
@@ -161,12 +196,17 @@ def make_plan(
             kernels.append(item)
     if ranks == 1:
         notes.append("one rank has nobody to communicate with: collectives and their interference were not measured")
+    collectives = _collectives(ranks, nodes, limits, cuda=cuda, full=full)
     return MeasurementPlan(
-        items=(*kernels, LaunchItem(), *_collectives(ranks, nodes, limits, cuda=cuda, full=full)),
-        rounds=25 if full else 8,
-        budget_s=300.0 if full else 44.0,
-        interference=0 if ranks == 1 else (8 if full else 4),
-        optimizer_parameters=50_000_000 if cuda else 1_000_000,
+        items=(
+            *kernels,
+            LaunchItem(),
+            UpdateItem(int(min(_UPDATED_GPU if cuda else _UPDATED_CPU, limits.nbytes / _ADAM_BYTES))),
+            *collectives,
+            *_interference(kernels, collectives, cuda=cuda),
+        ),
+        rounds=25 if full else 10,
+        budget_s=300.0 if full else 60.0,
         notes=tuple(notes),
     )
 
@@ -222,13 +262,24 @@ def _grid(dtype: DType, limits: Limits, *, cuda: bool, full: bool) -> list[Kerne
     products = list(dict.fromkeys(products))
     largest = sorted(products, key=lambda product: -product.work.flop)[:_SUSTAINED]
     sustained_s = 1.5 if full else 0.5
-    items = [KernelItem(product, transposed=True) for product in products]
+    # a CPU's library packs B, which takes longer one way than the other; a step has both
+    items = [KernelItem(product, transposed=True if cuda else None) for product in products]
     return [replace(item, burst_s=sustained_s) if cuda and item.kernel in largest else item for item in items]
 
 
 def _scaled(size: int, factor: float) -> int:
     """Small dimensions stay: they are what makes a product small, not slow."""
     return size if size <= 64 or factor == 1.0 else max(2 * _GRAIN, round(size * factor / _GRAIN) * _GRAIN)
+
+
+def _grouped(dtype: DType, limits: Limits) -> list[KernelItem]:
+    factor = min(1.0, (limits.flop / _LARGEST_FLOP) ** (1 / 3))
+    size = DTYPE_BYTES[dtype]
+    found = []
+    for lengths, groups, over in _GROUPED:
+        m, n, k = (_scaled(length, factor) for length in lengths)
+        found.append(KernelItem(GroupedGemm(m, n, k, groups, dtype, size, over)))
+    return found
 
 
 def _attention(base: Device, dtype: DType, limits: Limits, *, cuda: bool, full: bool) -> list[KernelItem]:
@@ -256,6 +307,19 @@ def _collectives(ranks: int, nodes: int, limits: Limits, *, cuda: bool, full: bo
         if len(members) == 2:
             found += [CollectiveItem("sendrecv", size, members, count) for size in sizes]
     return found
+
+
+def _interference(
+    kernels: Sequence[KernelItem], collectives: Sequence[CollectiveItem], *, cuda: bool
+) -> list[InterferenceItem]:
+    """A product of middling size beside an all-reduce over the largest group."""
+    products = [item for item in kernels if isinstance(item.kernel, Gemm) and not item.job]
+    reduced = [item for item in collectives if item.op == "all_reduce"]
+    if not products or not reduced:
+        return []
+    product = sorted(products, key=lambda item: item.kernel.work.flop)[len(products) // 2]
+    widest = max(reduced, key=lambda item: len(item.ranks))
+    return [InterferenceItem(product, replace(widest, nbytes=_BESIDE_GPU if cuda else _BESIDE_CPU))]
 
 
 def _cannot_run(kernel: Kernel, base: Device, limits: Limits) -> str:

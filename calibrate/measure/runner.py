@@ -10,15 +10,15 @@ from time import perf_counter, time
 from typing import Any, Literal
 
 from calibrate.detect import Machine, base_device, detect, import_torch
-from calibrate.importers.source import MeasurementError
+from calibrate.errors import MeasurementError
 from calibrate.measure.checks import check_output, check_ranks
 from calibrate.measure.fitted import fit_measured
-from calibrate.measure.interference import Rates
-from calibrate.measure.journal import Journal, Outliers, check_same, rounds_done
+from calibrate.measure.journal import Journal, check_same, rounds_done
 from calibrate.measure.plan import GRID, KernelItem, Limits, Mode, job_products, make_plan
-from calibrate.measure.session import Assignment, Event, Measured, Update, nobody, take_part
+from calibrate.measure.session import Assignment, Measured, nobody, take_part
 from calibrate.measure.spawn import measure_here
 from calibrate.measure.timer import threads_of_rank
+from calibrate.rounds import Outliers
 from calibrate.samples import Measurements
 from calibrate.tables import read_measurements
 from simpar.hardware.device import Device
@@ -30,7 +30,7 @@ Progress = Callable[[int, int, str], None]
 
 Where = Literal["auto", "cpu", "cuda"]
 
-_EACH_S = 40 * MS  # a CPU's largest kernels
+_EACH_S = 25 * MS  # a CPU's largest kernels
 _PROBE = 384  # size of the product by which a CPU's speed is guessed
 _CPU_TRAFFIC = 64 * MIB
 _USUAL_RANKS = 2  # on a CPU
@@ -151,7 +151,8 @@ def what_is_kept(options: Options) -> str:
         kept = read_measurements(raw)
     except MeasurementError:
         return ""
-    count = len(kept.kernels) + len(kept.collectives) + len(kept.launch_s)
+    parts = (kept.kernels, kept.collectives, kept.launch_s, kept.interference, kept.updates)
+    count = sum(map(len, parts))
     return f"{count:,} measurements are kept in {raw}; go on with --resume"
 
 
@@ -241,7 +242,7 @@ def _products(path: Path | None) -> list[KernelItem]:
 
 
 def _limits(base: Device, earlier: dict[str, str], *, cuda: bool, ranks: int) -> Limits:
-    """The whole grid on a GPU; on a CPU what it gets done in 40 ms, which a resumed run does not guess again."""
+    """The whole grid on a GPU; on a CPU what it gets done in 25 ms, which a resumed run does not guess again."""
     if cuda:
         return Limits(max(2.0 * m * n * k for m, n, k in GRID), base.memory_bytes / 16)
     if "largest product" in earlier:
@@ -270,26 +271,19 @@ def _flop_per_s(threads: int) -> float:
 def _measure(options: Options, setup: _Setup, job: _Torchrun | None, progress: Progress, began: float) -> Outcome:
     raw = raw_path(options.out)
     plan, versions = setup.assignment.plan, setup.machine.versions
-    rates: list[Rates] = []
-    updates: list[Update] = []
     total = plan.rounds * len(plan.items)
     done = sum(min(count, plan.rounds) for count in setup.assignment.done.values())
     stack = f"torch/{versions['torch']}"
     library = f"nccl/{versions.get('nccl')}" if setup.assignment.cuda else f"gloo/{stack}"
-    with Journal(raw, setup.facts, stack=stack, communication=library, resume=options.resume) as journal:
+    with Journal(
+        raw, setup.facts, stack=stack, communication=library, base=setup.base, resume=options.resume
+    ) as journal:
 
-        def tell(event: Event) -> None:
+        def tell(event: Measured) -> None:
             nonlocal done
-            match event:
-                case Measured(item, time_s):
-                    journal.add(item, time_s)
-                    done += 1
-                    progress(done, total, "measuring")
-                case Rates():
-                    rates.append(event)
-                    progress(done, total, "compute beside collectives")
-                case Update():
-                    updates.append(event)
+            journal.add(event.item, event.value)
+            done += 1
+            progress(done, total, "measuring")
 
         progress(done, total, "starting")
         if job is None:
@@ -297,15 +291,6 @@ def _measure(options: Options, setup: _Setup, job: _Torchrun | None, progress: P
         else:
             take_part(setup.assignment, job.rank, index=job.index, count=job.here, tell=tell)
     progress(total, total, "fitting")
-    profile, samples, found = fit_measured(
-        raw,
-        setup.base,
-        setup.machine,
-        plan,
-        statistic="median" if setup.assignment.cuda else "lowest",
-        rates=rates,
-        updates=updates,
-        command=options.command,
-    )
+    profile, samples, found = fit_measured(raw, setup.base, setup.machine, plan, command=options.command)
     profile.write(options.out)
     return Outcome(profile=profile, raw=raw, samples=samples, outliers=found, elapsed_s=time() - began)

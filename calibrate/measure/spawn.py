@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from calibrate.importers.source import MeasurementError
+from calibrate.errors import MeasurementError
 from calibrate.measure.session import Assignment, Tell, serve
 
 _GRACE_S = 1.0  # after the first failure, others get so long to report theirs: one may be the cause of the rest

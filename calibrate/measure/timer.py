@@ -3,12 +3,12 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import pairwise
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from calibrate.detect import usable_cores
-from calibrate.importers.source import MeasurementError
+from calibrate.errors import MeasurementError
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +19,7 @@ _RANKS_PER_CORE = 4
 _HELD_PER_CALL_S = 20e-6  # longer than a host takes for a launch, so that the device never waits for one
 _MOST_HELD_S = 0.02
 _CYCLES_PER_S = 2e9  # about what GPUs run at; only the length of a pause depends on it
+_BETWEEN = (32, 1024, 1024)  # its weights of 4 MiB displace what a core's own caches hold
 _QUEUED = 500  # launches that fit the device's queue; beyond it the host would wait
 
 
@@ -30,6 +31,7 @@ class Timer(Protocol):
         device: where tensors live.
         cache_bytes: last-level cache that successive calls must not find their inputs in; 0 if a step would.
         queued: calls that can be given to it without waiting.
+        apart_s: seconds that pass between two calls of a burst.
         shared_clock: whether all ranks of this machine can compare their times.
     """
 
@@ -37,13 +39,17 @@ class Timer(Protocol):
     device: "torch.device"
     cache_bytes: int
     queued: int
+    apart_s: float
     shared_clock: bool
 
     def pinned(self) -> AbstractContextManager[None]:
         """While entered, this thread stays on the rank's own cores."""
 
     def burst(self, calls: Sequence[Call]) -> list[float]:
-        """Seconds of calls that run back to back: of each, or one mean of all."""
+        """Seconds of calls as they run in a step, one after the other: of each, or one mean of all."""
+
+    def between(self) -> None:
+        """What a step does between two calls that are timed one by one."""
 
     def stream(self) -> AbstractContextManager[Any]:
         """While entered, this thread's work goes to a stream of its own."""
@@ -62,10 +68,15 @@ class Timer(Protocol):
 
 
 class CpuTimer:
-    """One process among ``count`` on this machine: ``cores // count`` threads, and a monotonic clock for all."""
+    """One process among ``count`` on this machine: ``cores // count`` threads, and a monotonic clock for all.
+
+    A small kernel that is repeated back to back finds its operands, its code and torch's dispatch in the core's caches
+    and runs several times faster than it ever does in a step, where products lie between. So a product runs before each
+    call, untimed.
+    """
 
     backend = "gloo"
-    cache_bytes = 0  # what a step reads was mostly written just before, and its caches hold it as well
+    cache_bytes = 0  # the product between two calls displaces what they would find
     queued = 10_000
     shared_clock = True
 
@@ -75,6 +86,13 @@ class CpuTimer:
         self._cores = cores_of(index, count)
         torch.set_num_threads(threads_of_rank(count))
         self.device = torch.device("cpu")
+        rows, columns, inner = _BETWEEN
+        a, b = torch.ones(rows, inner), torch.ones(inner, columns)
+        self._between = partial(torch.mm, a, b, out=torch.empty(rows, columns))
+        self.between()
+        start = perf_counter()
+        self.between()
+        self.apart_s = perf_counter() - start
 
     @contextmanager
     def pinned(self) -> Iterator[None]:
@@ -91,11 +109,17 @@ class CpuTimer:
 
     def burst(self, calls: Sequence[Call]) -> list[float]:
         """Seconds of each call."""
-        times = [perf_counter()]
+        times = []
         for call in calls:
+            self._between()
+            start = perf_counter()
             call()
-            times.append(perf_counter())
-        return [end - start for start, end in pairwise(times)]
+            times.append(perf_counter() - start)
+        return times
+
+    def between(self) -> None:
+        """A product that takes the caches."""
+        self._between()
 
     def stream(self) -> AbstractContextManager[None]:
         """A thread is a stream already."""
@@ -128,6 +152,7 @@ class CudaTimer:
 
     backend = "nccl"
     queued = _QUEUED
+    apart_s = 0.0
     shared_clock = False
 
     def __init__(self, index: int, count: int, cuda: Any = None, device: Any = None) -> None:
@@ -153,6 +178,9 @@ class CudaTimer:
         end = self.mark()
         self.settle(end)
         return [self.between_s(start, end) / len(calls)]
+
+    def between(self) -> None:
+        """Nothing: buffers rotate until its cache has forgotten them."""
 
     def stream(self) -> AbstractContextManager[Any]:
         """A new stream of this process's GPU, which another thread does not know by itself."""

@@ -43,6 +43,9 @@ class Adapter(Protocol):
     def wait(self, stream: Any, event: Any) -> None:
         """The stream goes on only after the event."""
 
+    def wait_on_host(self, stream: Any) -> None:
+        """The host goes on only when the stream gets here."""
+
     def run(self, issue: Callable[[], None], begin: Callable[[], None]) -> None:
         """One step: ``issue`` gives the streams their work, ``begin`` returns when all ranks start; waits for it."""
 

@@ -112,6 +112,9 @@ class CpuAdapter:
         """Appends a wait."""
         stream.items.append(_Await(event))
 
+    def wait_on_host(self, stream: CpuStream) -> None:
+        """Nothing: here the host issues all work before any of it runs."""
+
     def run(self, issue: Callable[[], None], begin: Callable[[], None]) -> None:
         """Issues, begins, and then executes all streams at once.
 

@@ -75,6 +75,10 @@ class CudaAdapter:
         """Lets the stream wait."""
         stream.wait_event(event)
 
+    def wait_on_host(self, stream: Any) -> None:
+        """Waits."""
+        stream.synchronize()
+
     def run(self, issue: Callable[[], None], begin: Callable[[], None]) -> None:
         """Ties the device's clock to the host's, begins, issues, and waits for the device."""
         self._used = 0

@@ -1,7 +1,7 @@
 """Executes the steps of one rank on its adapter, and times them."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from itertools import cycle
@@ -24,7 +24,7 @@ from calibrate.replay.steps import (
     communicator,
     pair,
 )
-from simpar.program.ir import COMPUTE, Alloc, Collective, Launch, Record, Recv, Send, Wait
+from simpar.program.ir import COMPUTE, Alloc, Collective, Launch, Record, Recv, Send, Sync, Wait
 from simpar.trace.trace import IntColumn
 
 if TYPE_CHECKING:
@@ -139,6 +139,8 @@ class Executor:
                     events[step.event] = adapter.record(self._stream(step.stream))
                 case Wait():
                     adapter.wait(self._stream(step.stream), events[step.event])
+                case Sync():
+                    adapter.wait_on_host(compute)
                 case Alloc() | Begin() | End():
                     mark = adapter.mark(compute)
                     marks[index] = (mark, mark)
@@ -236,6 +238,21 @@ class Transfers:
         buffer = self._buffer((op, letter.way), elements(letter.nbytes, 1))
         return partial(getattr(dist, op), buffer, peer, group=group, tag=letter.number)
 
+    @staticmethod
+    def _shift(mine: Any, theirs: Any, members: Any, group: Any) -> Call:
+        """Sends to the next rank of the group and receives from the one before."""
+        import torch.distributed as dist  # noqa: PLC0415
+
+        ranks = tuple(members.ranks)
+        at = ranks.index(dist.get_rank())
+        ahead, behind = ranks[(at + 1) % len(ranks)], ranks[at - 1]
+
+        def run() -> Any:
+            operations = [dist.P2POp(dist.isend, mine, ahead, group), dist.P2POp(dist.irecv, theirs, behind, group)]
+            return _Both(dist.batch_isend_irecv(operations))
+
+        return run
+
     def collective(self, step: Collective) -> Call:
         """A collective of so many bytes, counted as :class:`simpar.program.ir.Collective` says."""
         import torch.distributed as dist  # noqa: PLC0415
@@ -250,6 +267,8 @@ class Transfers:
                 return partial(dist.all_reduce, whole, **options)
             case "broadcast":
                 return partial(dist.broadcast, whole, members.ranks[0], **options)
+            case "shift":
+                return self._shift(whole, self._buffer((step.op, members, "output"), whole.numel()), members, group)
             case "all_to_all":
                 other = self._buffer((step.op, members, "output"), whole.numel())
                 return partial(dist.all_to_all_single, other, whole, **options)
@@ -279,3 +298,19 @@ def elements(nbytes: float, parts: int) -> int:
 
 def _nothing() -> None:
     """Steps that are no work of a stream."""
+
+
+class _Both:
+    """Two halves of one exchange, waited for together."""
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        """Waits for both."""
+        for work in self._works:
+            work.wait()
+
+    def is_completed(self) -> bool:
+        """Whether both are done."""
+        return all(work.is_completed() for work in self._works)

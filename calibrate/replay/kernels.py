@@ -1,11 +1,12 @@
 """Kernels of a program as torch calls on buffers that exist beforehand."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from calibrate.replay.adapter import Call
-from simpar.model.work import DTYPE_BYTES, Attention, DType, Gemm, Kernel, MemoryBound
+from simpar.model.work import DTYPE_BYTES, Attention, DType, Gemm, GroupedGemm, Kernel, MemoryBound
 from simpar.program.ir import Launch
 from simpar.units import MIB
 
@@ -56,6 +57,8 @@ def prepare(kernel: Kernel, allocate: Allocate, *, transposed: bool = False) -> 
     match kernel:
         case Gemm():
             return _gemm(kernel, allocate, transposed=transposed)
+        case GroupedGemm():
+            return _grouped(kernel, allocate)
         case Attention():
             return _attention(kernel, allocate)
         case MemoryBound():
@@ -90,6 +93,27 @@ def _gemm(kernel: Gemm, allocate: Allocate, *, transposed: bool) -> Call:
     return accumulate
 
 
+def _grouped(kernel: GroupedGemm, allocate: Allocate) -> Call:
+    """Products of equal groups in one launch, as torch's mixture-of-experts layers run them."""
+    import torch  # noqa: PLC0415
+
+    shared = kernel.rows // kernel.groups
+    ends = torch.tensor([shared * (group + 1) for group in range(kernel.groups)], dtype=torch.int32)
+    ends[-1] = kernel.rows  # the last group takes what does not divide
+    if kernel.over == "m":
+        a = allocate((kernel.m, kernel.k), kernel.dtype)
+        b = allocate((kernel.groups, kernel.n, kernel.k), kernel.dtype).transpose(-1, -2)
+    else:  # both sides have a row for each token
+        a = allocate((kernel.k, kernel.m), kernel.dtype).transpose(-1, -2)
+        b = allocate((kernel.k, kernel.n), kernel.dtype)
+    ends = ends.to(a.device)
+    product = partial(torch.nn.functional.grouped_mm, a, b, offs=ends)
+    if kernel.out_bytes < 2 * DTYPE_BYTES[kernel.dtype]:
+        return lambda: _nothing(product())
+    total = torch.zeros_like(product())
+    return lambda: _nothing(total.add_(product()))
+
+
 def _attention(kernel: Attention, allocate: Allocate) -> Call:
     """Torch's fused attention, or the backward pass that autograd runs for it."""
     import torch  # noqa: PLC0415
@@ -97,7 +121,8 @@ def _attention(kernel: Attention, allocate: Allocate) -> Call:
 
     query = allocate((kernel.batch, kernel.heads, kernel.seq_q, kernel.head_dim), kernel.dtype)
     key, value = (
-        allocate((kernel.batch, kernel.kv_heads, kernel.seq_kv, kernel.head_dim), kernel.dtype) for _ in range(2)
+        allocate((kernel.batch, kernel.kv_heads, kernel.seq_kv, width), kernel.dtype)
+        for width in (kernel.head_dim, kernel.value_dim or kernel.head_dim)
     )
     options: dict[str, Any] = {"is_causal": kernel.causal, "enable_gqa": kernel.kv_heads != kernel.heads}
     if kernel.window is not None and kernel.window < kernel.seq_kv:

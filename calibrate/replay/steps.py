@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from simpar.errors import SimparError
-from simpar.model.work import Attention, Gemm
+from simpar.model.work import Attention, Gemm, GroupedGemm
 from simpar.program.ir import (
     COMPUTE,
     Collective,
@@ -197,7 +197,7 @@ class Listing:
             for step in listed:
                 if (
                     isinstance(step, Launch)
-                    and isinstance(step.kernel, (Gemm, Attention))
+                    and isinstance(step.kernel, (Gemm, GroupedGemm, Attention))
                     and step.kernel.dtype == "fp8"
                 ):
                     raise ReplayError(

@@ -1,26 +1,19 @@
 """What one process does for a replay, whether it was spawned for it or belongs to a torchrun job."""
 
-import os
 import pickle
-import shutil
-import signal
 import sys
-import threading
-import traceback
 from dataclasses import dataclass
-from datetime import timedelta
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import parent_process
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from calibrate import child
 from calibrate.replay.adapter import AdapterFactory
 from calibrate.replay.clock import Clock
 from calibrate.replay.executor import Communicators, Executor
 from calibrate.replay.steps import Listing
-from simpar.errors import SimparError
 from simpar.model.work import Gemm
 from simpar.program.ir import Launch, Program
 from simpar.trace.trace import IntColumn
@@ -82,61 +75,28 @@ def stand_by(job: Job, timeout_s: float) -> None:
 def serve(connection: Connection, rank: int, size: int, store: str, timeout_s: float) -> None:
     """A spawned process: replays the jobs that come in until the connection is closed.
 
-    It answers each with ("times", array) or ("error", text, whether the text is a sentence for users).
+    It answers each with ("times", array) or an error.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers itself
-    threading.Thread(target=_die_with_parent, args=(store,), daemon=True).start()
+    folder = Path(store).parent
+    child.begin(folder)
     sys.setswitchinterval(2e-4)  # a stream's thread must not wait 5 ms for another's Python code
     joined = False
-    while True:
-        try:
-            message = connection.recv_bytes()
-        except EOFError:  # the parent is gone
-            shutil.rmtree(Path(store).parent, ignore_errors=True)
-            break
-        if not message:
-            break
-        answer: tuple[Any, ...]
-        try:
-            job: Job = pickle.loads(message)
-            if not joined:
-                _join(rank, size, store, timeout_s)
-                joined = True
-            count = len(job.program.ranks)
-            if rank < count:
-                answer = ("times", execute(job, rank, index=rank, count=count, timeout_s=timeout_s))
-            else:
-                stand_by(job, timeout_s)
-                answer = ("times", None)
-        except SimparError as error:
-            answer = ("error", str(error), True)
-        except BaseException as error:  # whatever it is, the parent must hear of it
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            text = str(error).strip().split("\n")[0]
-            answer = ("error", f"{type(error).__name__}: {text} ({Path(last.filename).name}:{last.lineno})", False)
-        connection.send_bytes(pickle.dumps(answer))
+
+    def replayed(message: bytes) -> child.Answer:
+        nonlocal joined
+        job: Job = pickle.loads(message)
+        if not joined:
+            child.join(store, rank, size, timeout_s)
+            joined = True
+        count = len(job.program.ranks)
+        if rank < count:
+            return ("times", execute(job, rank, index=rank, count=count, timeout_s=timeout_s))
+        stand_by(job, timeout_s)
+        return ("times", None)
+
+    for message in child.orders(connection, folder):
+        connection.send_bytes(pickle.dumps(child.answer_of(partial(replayed, message))))
     if joined:
         import torch.distributed as dist  # noqa: PLC0415
 
         dist.destroy_process_group()
-
-
-def _join(rank: int, size: int, store: str, timeout_s: float) -> None:
-    """Joins the processes of this machine over its loopback interface."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    import torch.distributed as dist  # noqa: PLC0415
-
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
-    )
-
-
-def _die_with_parent(store: str) -> None:
-    """Ends the process when its parent is gone, whatever it hangs in, and clears up in its stead."""
-    parent = parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        shutil.rmtree(Path(store).parent, ignore_errors=True)
-        os._exit(1)

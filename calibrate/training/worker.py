@@ -3,24 +3,19 @@
 import gc
 import os
 import pickle
-import shutil
-import signal
-import sys
-import threading
-import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import parent_process
+from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
+from calibrate import child
 from calibrate.training.recipe import Recipe, TrainingError
-from simpar.errors import SimparError
 
 _BUILDERS = {
     "one": "ddp",
@@ -76,9 +71,8 @@ class Trainer:
         if self._cuda:
             torch.cuda.set_device(rank)
         self._device = torch.device("cuda", rank) if self._cuda else torch.device("cpu")
-        timeout = timedelta(seconds=timeout_s)
-        dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout)
-        self._clock = Clock(dist.new_group(backend="gloo", timeout=timeout), rank, size)
+        child.join(store, rank, size, timeout_s, backend=backend)
+        self._clock = Clock(dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s)), rank, size)
         self._recipe: Recipe | None = None
         self._step: Callable[[], Any] | None = None
 
@@ -118,42 +112,19 @@ class Trainer:
 
 
 def serve(connection: Connection, rank: int, size: int, store: str, timeout_s: float) -> None:
-    """A spawned process. It answers each order with ("done", times, losses) or ("error", text, for users)."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its processes itself
-    threading.Thread(target=_die_with_parent, args=(store,), daemon=True).start()
+    """A spawned process: trains as it is told. It answers each order with ("done", times, losses) or an error."""
+    folder = Path(store).parent
+    child.begin(folder)
     warnings.simplefilter("ignore")  # torch's, of its own parts
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     trainer: Trainer | None = None
-    while True:
-        try:
-            message = connection.recv_bytes()
-        except EOFError:  # the parent is gone
-            shutil.rmtree(Path(store).parent, ignore_errors=True)
-            break
-        if not message:
-            break
-        answer: tuple[Any, ...]
-        try:
-            order: Order = pickle.loads(message)
-            if trainer is None:
-                trainer = Trainer(rank, size, store, timeout_s)
-            answer = ("done", *trainer.run(order))
-        except SimparError as error:
-            answer = ("error", str(error), True)
-        except BaseException as error:  # whatever it is, the parent must hear of it
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            text = str(error).strip().split("\n")[0]
-            answer = ("error", f"{type(error).__name__}: {text} ({Path(last.filename).name}:{last.lineno})", False)
-        connection.send_bytes(pickle.dumps(answer))
+
+    def trained(message: bytes) -> child.Answer:
+        nonlocal trainer
+        order: Order = pickle.loads(message)
+        if trainer is None:
+            trainer = Trainer(rank, size, store, timeout_s)
+        return ("done", *trainer.run(order))
+
+    for message in child.orders(connection, folder):
+        connection.send_bytes(pickle.dumps(child.answer_of(partial(trained, message))))
     os._exit(0)  # groups that a network still holds would wait for each other at the interpreter's end
-
-
-def _die_with_parent(store: str) -> None:
-    """Ends the process when its parent is gone, whatever it hangs in, and clears up in its stead."""
-    parent = parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        shutil.rmtree(Path(store).parent, ignore_errors=True)
-        os._exit(1)

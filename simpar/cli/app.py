@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simpar import __version__
+from simpar.cli import search, sweep
 from simpar.errors import DoesNotFitError, JobError, PlanError, SimparError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 DONE, DOES_NOT_FIT, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
+_NARROWEST = 40  # columns; below, tables and help would lose their words, and a terminal wraps by itself
 _PIPED_WIDTH = 10_000  # nothing wraps where a program reads, or a file is grepped
 # Typer may bring its own copy of click: the base of its usage errors is the one name that both ways share.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -70,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:  # noqa: PLR0911 - one 
             return MISTAKE
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show × still gets its numbers
+    _widen()
     try:
         words = sys.argv[1:] if arguments is None else list(arguments)
         code = app(args=words, prog_name="simpar", standalone_mode=False)
@@ -96,6 +99,16 @@ def main(arguments: Sequence[str] | None = None) -> int:  # noqa: PLR0911 - one 
         )
 
 
+def _widen() -> None:
+    """Corrects a width that no text fits into; COLUMNS=0 means that the width is unknown."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) < _NARROWEST:
+        if int(columns):
+            os.environ["COLUMNS"] = str(_NARROWEST)
+        else:
+            del os.environ["COLUMNS"]
+
+
 def _drop_stdout() -> None:
     """Lets nothing that is still buffered raise again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -112,8 +125,7 @@ def _console(*, stderr: bool = False) -> "Console":
     from rich.console import Console  # noqa: PLC0415
 
     console = Console(stderr=stderr, highlight=False)
-    if not console.is_terminal:
-        console.width = _PIPED_WIDTH
+    console.width = max(console.width, _NARROWEST) if console.is_terminal else _PIPED_WIDTH
     return console
 
 
@@ -169,6 +181,11 @@ def simulate(  # noqa: PLR0917 - Typer reads its flags from the signature
     dp: Annotated[
         str | None, _option("--dp", panel=_DEGREES, metavar="N", text="Data-parallel degree; else what is left.")
     ] = None,
+    cp: Annotated[str | None, _option("--cp", panel=_DEGREES, metavar="N", text="Context-parallel degree.")] = None,
+    ep: Annotated[str | None, _option("--ep", panel=_DEGREES, metavar="N", text="Expert-parallel degree.")] = None,
+    etp: Annotated[
+        str | None, _option("--etp", panel=_DEGREES, metavar="N", text="Ranks that share an expert; else tp.")
+    ] = None,
     dp_shard: Annotated[
         str | None, _option("--dp-shard", panel=_DEGREES, metavar="N", text="Ranks over which ZeRO shards.")
     ] = None,
@@ -181,7 +198,13 @@ def simulate(  # noqa: PLR0917 - Typer reads its flags from the signature
         _option("--sequence-parallel/--no-sequence-parallel", panel=_DEGREES, text="Shard activations along tokens."),
     ] = None,
     schedule: Annotated[
-        str | None, _option("--schedule", panel=_DEGREES, metavar="NAME", text="gpipe, 1f1b or interleaved.")
+        str | None,
+        _option(
+            "--schedule",
+            panel=_DEGREES,
+            metavar="NAME",
+            text="gpipe, 1f1b, interleaved, looped-bfs, zb-h1, zb-h2, zb-1p, zb-v, dualpipe, dualpipev.",
+        ),
     ] = None,
     vpp: Annotated[
         str | None, _option("--vpp", panel=_DEGREES, metavar="N", text="Model chunks per rank, for interleaved.")
@@ -222,13 +245,22 @@ def simulate(  # noqa: PLR0917 - Typer reads its flags from the signature
     json_: Annotated[
         bool, _option("--json", panel=_OUTPUT, text="Print one JSON object instead of the report.")
     ] = False,
+    tokens: Annotated[
+        float | None,
+        _option("--tokens", panel=_OUTPUT, metavar="N", text="Time, energy and money of a run of N tokens, as 15e12."),
+    ] = None,
     stages: Annotated[bool, _option("--stages", panel=_OUTPUT, text="Report every stage, however many.")] = False,
     timeline: Annotated[
         Path | None, _option("--timeline", panel=_OUTPUT, metavar="OUT.html", text="Write the timeline as a page.")
     ] = None,
     trace: Annotated[
         Path | None,
-        _option("--trace", panel=_OUTPUT, metavar="OUT.json.gz", text="Write a trace for ui.perfetto.dev."),
+        _option(
+            "--trace",
+            panel=_OUTPUT,
+            metavar="OUT.json.gz",
+            text="Write the trace: .json.gz or .pb for ui.perfetto.dev, .parquet, .csv, .kineto (a folder).",
+        ),
     ] = None,
     csv: Annotated[
         Path | None, _option("--csv", panel=_OUTPUT, metavar="OUT.csv", text="Write the trace's spans as CSV.")
@@ -241,12 +273,19 @@ def simulate(  # noqa: PLR0917 - Typer reads its flags from the signature
     """Simulate one training step of JOB.yaml, or of a job given by flags."""
     outputs = {"--timeline": timeline, "--trace": trace, "--csv": csv}
     _check_outputs({flag: path for flag, path in outputs.items() if path is not None}, job)
+    if trace is not None:
+        from simpar.trace.formats import check_format  # noqa: PLC0415
+
+        check_format(trace)
     flags = {
         "model": model,
         "cluster": cluster,
         "plan.tp": tp,
         "plan.pp": pp,
         "plan.dp": dp,
+        "plan.cp": cp,
+        "plan.ep": ep,
+        "plan.etp": etp,
         "plan.dp_shard": dp_shard,
         "plan.zero": zero,
         "plan.sequence_parallel": sequence_parallel,
@@ -269,11 +308,12 @@ def simulate(  # noqa: PLR0917 - Typer reads its flags from the signature
     if json_:
         import json  # noqa: PLC0415
 
-        typer.echo(json.dumps(result.to_dict(), indent=2, allow_nan=False))
+        typer.echo(json.dumps(result.to_dict(tokens), indent=2, allow_nan=False))
     else:
+        from simpar.cli.budget import budget  # noqa: PLC0415
         from simpar.cli.report import report  # noqa: PLC0415
 
-        _show(report(result, all_stages=stages, width=_console().width))
+        _show(report(result, all_stages=stages, width=_console().width), *budget(result, tokens))
     _write(result, timeline=timeline, trace=trace, csv=csv, kernels=kernels)
 
 
@@ -296,12 +336,10 @@ def _simulate(job: Path | None, flags: dict[str, Any], changes: Sequence[str], a
     try:
         with _console(stderr=True).status(f"simulating {checked.model.name} …"):
             return run(checked, allow_oom=allow_oom)
-    except PlanError as error:
-        raise draft.explain(error) from None
     except DoesNotFitError as error:
         raise DoesNotFitError(f"{draft.source}: {error}") from None
-    except (OverflowError, MemoryError):
-        raise JobError(f"{draft.source}: its numbers are too large to be simulated; check the sizes") from None
+    except (JobError, PlanError) as error:
+        raise draft.explain(error) from None
 
 
 def _yaml(value: Any) -> Any:
@@ -335,12 +373,13 @@ def _check_outputs(paths: dict[str, Path], job: Path | None) -> None:
 
 
 def _write(result: "Result", *, timeline: Path | None, trace: Path | None, csv: Path | None, kernels: bool) -> None:
-    from simpar.trace.export import to_csv, to_perfetto  # noqa: PLC0415
+    from simpar.trace.export import to_csv  # noqa: PLC0415
+    from simpar.trace.formats import write_trace  # noqa: PLC0415
 
     if timeline is not None:
         result.write_timeline(str(timeline), kernels=kernels)
     if trace is not None:
-        to_perfetto(result.trace, trace, kernels=kernels)
+        write_trace(result.trace, trace, kernels=kernels)
     if csv is not None:
         to_csv(result.trace, csv, kernels=kernels)
     for path in (timeline, trace, csv):
@@ -374,9 +413,32 @@ def schema() -> None:
     typer.echo(json.dumps(job_schema(), indent=2, ensure_ascii=False))
 
 
+app.command(epilog=search.EPILOG)(search.search)
+app.command(epilog=sweep.EPILOG)(sweep.sweep)
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def calibrate(context: typer.Context) -> None:
     """Measure devices, fit the costs, and check predictions against real steps."""
     from calibrate.cli import main as run  # noqa: PLC0415 - the one place where simpar hands over to its sister package
 
     raise typer.Exit(run(context.args))
+
+
+def _add_commands() -> None:
+    from simpar.cli.compare import compare  # noqa: PLC0415 - they use this module's console
+    from simpar.cli.explain import explain  # noqa: PLC0415
+    from simpar.cli.goodput import goodput  # noqa: PLC0415
+    from simpar.cli.topology import topology  # noqa: PLC0415
+    from simpar.cli.validate import validate  # noqa: PLC0415
+    from simpar.cli.views import view  # noqa: PLC0415
+
+    app.command()(explain)
+    app.command()(compare)
+    app.command()(topology)
+    app.command()(goodput)
+    app.command()(validate)
+    app.command()(view)
+
+
+_add_commands()

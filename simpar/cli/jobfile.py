@@ -1,12 +1,13 @@
 """Job files: YAML and single changes to a :class:`~simpar.job.Job`, and every mistake as a line that names its field.
 
-A job file is a mapping with three sections::
+A job file is a mapping with these sections, of which the last two may be left out::
 
     model: llama3-70b            # a preset, the path of a config.json (relative to this file), mlp:784-500-10,
                                  # a mapping of Transformer fields, or {base: llama3-70b, layers: 40}
     cluster: h100-sxm:64x8       # device:nodesxGPUs[@fabric], a preset, a mapping of Cluster fields,
                                  # or {base: h100-sxm:64x8, fabric: {nic_gbps: 800}}
     plan: {tp: 8, pp: 4}         # fields of Plan; what is left out has its default
+    faults: {slow_gpus: {3: 0.8}}  # fields of Faults
 
 What a value means is decided in :mod:`simpar.job` and below it; here are files, overrides and the wording of errors.
 """
@@ -18,26 +19,24 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
-from simpar.cli.problems import Path as FieldPath
-from simpar.cli.problems import problems
-from simpar.errors import ClusterError, JobError, PlanError, SimparError
+from simpar.errors import ClusterError, FieldPath, JobError, ModelError, PlanError, SimparError
 from simpar.job import Job
 from simpar.model.presets import preset_names
 from simpar.plan.layout import Layout, lay_out
 from simpar.plan.plan import Plan
+from simpar.reading import SafeLoader
+from simpar.simulation import check_size
 from simpar.units import MB
 
 Override = tuple[tuple[str, ...], Any]
 """Where to put a value in a job, such as ``(("plan", "tp"), 8)``."""
 
-SECTIONS = ("model", "cluster", "plan")
+SECTIONS = ("model", "cluster", "plan", "faults")
 COMMAND_LINE = "command line"
 
+_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 _LARGEST_FILE = 10 * MB
-_MAX_LAYERS = 10_000
-_MAX_OPERATIONS = 2_000_000  # forward and backward of each microbatch on each virtual stage; some minutes and GB
 _PLAN_WORDS = {"global batch ": "global_batch", "layer split ": "layer_split"}
 
 
@@ -73,7 +72,7 @@ def parse_change(text: str) -> Override:
         mend = f"did you mean 'plan.{path[0]}'?" if f"plan.{path[0]}" in fields else "start with plan, model or cluster"
         raise JobError(f"--set '{text}': '{path[0]}' is not a section of a job; {mend}")
     try:
-        return path, yaml.safe_load(value)
+        return path, yaml.load(value, Loader=_Loader)
     except yaml.YAMLError as error:
         raise JobError(f"--set '{text}': '{value}' is not YAML ({_what(error)}); quote it") from None
     except (RecursionError, ValueError) as error:  # nested beyond reason; a date such as 2024-13-45
@@ -116,10 +115,8 @@ class Draft:
             )
         try:
             return Job.model_validate(self.fields)
-        except ValidationError as error:
-            raise JobError("\n".join(self._line(path, text) for path, text in problems(error))) from None
         except SimparError as error:
-            raise JobError(self._line((), str(error))) from None
+            raise self.explain(error) from None
 
     def lay_out(self, job: Job) -> Layout:
         """The plan laid over model and cluster, checked to be of a size that can be simulated.
@@ -133,28 +130,16 @@ class Draft:
             raise JobError(self._line(("plan", "precision"), str(error))) from None
         try:
             layout = lay_out(job.plan, job.model, job.cluster)
-        except PlanError as error:
+            check_size(job, layout)
+        except (ModelError, PlanError) as error:
             raise self.explain(error) from None
-        layers = len(job.model.layers) if isinstance(job.model.layers, tuple) else job.model.layers
-        if layers > _MAX_LAYERS:
-            text = (
-                f"{layers:,} layers are more than the {_MAX_LAYERS:,} that can be simulated; describe a smaller model"
-            )
-            raise JobError(self._line(("model", "layers"), text))
-        operations = 2 * layout.microbatches * job.plan.pp * job.plan.vpp
-        if operations > _MAX_OPERATIONS:
-            stages = job.plan.pp * job.plan.vpp
-            text = (
-                f"{layout.microbatches:,} microbatches on {stages} virtual stages are {operations:,} operations, "
-                f"more than the {_MAX_OPERATIONS:,} that can be simulated; raise micro_batch or lower "
-                "global_batch"
-            )
-            raise JobError(self._line(("plan",), text))
         return layout
 
-    def explain(self, error: PlanError) -> JobError:
-        """The error of a plan with its file and, where its text begins with a field's name, that field."""
-        return JobError(self._line(("plan",), str(error)))
+    def explain(self, error: SimparError) -> JobError:
+        """An error with its file and the fields that it names; a plan's error may begin with the name of one."""
+        path: FieldPath = ("plan",) if isinstance(error, PlanError) else ()
+        found = error.problems or ((path, str(error)),)
+        return JobError("\n".join(self._line(path, text) for path, text in found))
 
     def _line(self, path: FieldPath, text: str) -> str:
         path, text = _locate(path, text)
@@ -213,11 +198,18 @@ def _read(path: Path) -> dict[str, Any]:
         raise JobError(f"{path}: {what}, but a job is a mapping with the sections {', '.join(SECTIONS)}")
     if "model" in data:
         data["model"] = _beside(data["model"], path.parent)
+    if "cluster" in data:
+        data["cluster"] = _profile_beside(data["cluster"], path.parent)
+    if "plan" in data:
+        data["plan"] = _schedule_beside(data["plan"], path.parent)
     return data
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML whose mappings name each key once; a second ``tp`` would win in silence."""
+class _Loader(SafeLoader):  # type: ignore[misc]  # one of two bases
+    """YAML whose mappings name each key once (a second ``tp`` would win in silence), with numbers as in YAML 1.2.
+
+    By YAML 1.1, which PyYAML reads, ``1:30`` is 90 (base 60), ``010`` is 8, and ``1e3`` is a text.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -228,7 +220,30 @@ class _Loader(yaml.SafeLoader):
                         None, None, f"the key '{key.value}' stands here a second time; keep one", key.start_mark
                     )
                 seen.add(key.value)
-        return super().construct_mapping(node, deep)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        text = str(self.construct_scalar(node)).replace("_", "")
+        return int(text, 10 if text.lstrip("+-").isdecimal() else 0)
+
+
+_Loader.add_constructor(_INT, _Loader.construct_yaml_int)
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if tag not in {_INT, _FLOAT}]
+    for first, found in SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    _INT, re.compile(r"[-+]?(?:[0-9][0-9_]*|0x[0-9a-fA-F_]+|0o[0-7_]+|0b[01_]+)$"), list("-+0123456789")
+)
+_Loader.add_implicit_resolver(
+    _FLOAT,
+    re.compile(
+        r"[-+]?(?:\.[0-9_]+|[0-9][0-9_]*(?:\.[0-9_]*)?)(?:[eE][-+]?[0-9]+)?$"
+        r"|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN|NAN)$"
+    ),
+    list("-+0123456789."),
+)
 
 
 def _what(error: yaml.YAMLError) -> str:
@@ -244,6 +259,27 @@ def _beside(model: Any, folder: Path) -> Any:
         return model
     path = folder / Path(model).expanduser()
     return str(path) if path.exists() or path.suffix == ".json" else model
+
+
+def _profile_beside(cluster: Any, folder: Path) -> Any:
+    """The cluster with a profile's relative path (``profile.json:1x8``) made relative to the folder of the job file."""
+    if isinstance(cluster, dict):
+        return {
+            **cluster,
+            **{key: _profile_beside(cluster[key], folder) for key in ("base", "profile") if key in cluster},
+        }
+    if not isinstance(cluster, str) or ".json" not in cluster:
+        return cluster
+    name, suffix, shape = cluster.partition(".json")
+    return f"{folder / Path(name).expanduser()}{suffix}{shape}"
+
+
+def _schedule_beside(plan: Any, folder: Path) -> Any:
+    """The plan with the relative path of a schedule (``mine.csv``) made relative to the folder of the job file."""
+    schedule = plan.get("schedule") if isinstance(plan, dict) else None
+    if not isinstance(schedule, str) or not schedule.endswith(".csv"):
+        return plan
+    return {**plan, "schedule": str(folder / Path(schedule).expanduser())}
 
 
 def _put(fields: Mapping[str, Any], where: tuple[str, ...], value: Any, above: str = "") -> dict[str, Any]:

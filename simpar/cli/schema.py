@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from simpar.description import Description
+from simpar.faults.description import Faults, Jitter, Loader
 from simpar.hardware.cluster import Cluster, Fabric, NodeLink, cluster_presets, fabric_names, node_link_names
 from simpar.hardware.device import ALIASES, Device, device_names
 from simpar.model.presets import preset_names
@@ -21,7 +22,10 @@ _ROLE = re.compile(r":\w+:`~?([^`]+)`")
 
 def job_schema() -> dict[str, Any]:
     """The schema of a job file (JSON Schema 2020-12); descriptions are those of the classes' docstrings."""
-    described: tuple[type[Description], ...] = (Plan, Overlap, Transformer, Cluster, NodeLink, Fabric, Device)
+    described: tuple[type[Description], ...] = (
+        *(Plan, Overlap, Transformer, Cluster, NodeLink, Fabric, Device),
+        *(Faults, Jitter, Loader),
+    )
     _, made = models_json_schema([(cls, "validation") for cls in described], ref_template=_REF)
     definitions: dict[str, Any] = made["$defs"]
     for cls in described:
@@ -56,6 +60,7 @@ def job_schema() -> dict[str, Any]:
                 "(with base: those of another cluster changed).",
             ),
             "plan": {"$ref": _REF.format(model="Plan"), "description": "How the job is spread over the cluster."},
+            "faults": {"$ref": _REF.format(model="Faults"), "description": "What is slow or random in the cluster."},
         },
         "$defs": definitions,
     }

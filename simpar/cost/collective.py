@@ -10,21 +10,36 @@ uncontended collective never exceed a link, and contention can only slow it down
 
 Notation: n ranks on k nodes, g = n/k a node; S bytes as nccl-tests counts them; B bandwidth of a GPU's node
 link, b of its share of the NICs, per direction. Sources of formulas: NCCL's tuning model
-(src/graph/tuning.cc) for the critical paths; counting bytes for the rest. Not modelled: SHARP in network
-switches, uplinks (:mod:`simpar.hardware.fabric` has them as links), and what a mistuned library loses between
+(src/graph/tuning.cc) for the critical paths; counting bytes for the rest. Tori are in :mod:`simpar.cost.torus`.
+Not modelled: uplinks (:mod:`simpar.hardware.fabric` has them as links), and what a mistuned library loses between
 64 KB and 32 MB on several nodes.
 """
 
+from collections.abc import Sequence
 from math import ceil, log2
 from typing import Literal, NamedTuple, get_args
 
+from simpar.cost.all_reduce import halving_doubling, hierarchical
+from simpar.cost.torus import torus_cost
 from simpar.errors import PlanError, nearest
 from simpar.hardware.cluster import Cluster, FitError
 from simpar.hardware.fabric import Network
 from simpar.units import MIB
 
-CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"]
-CollectiveAlgorithm = Literal["auto", "ring", "tree", "nvls", "nvls_tree", "pairwise"]
+CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "shift"]
+CollectiveAlgorithm = Literal[
+    "auto",
+    "ring",
+    "tree",
+    "nvls",
+    "nvls_tree",
+    "sharp",
+    "halving_doubling",
+    "hierarchical",
+    "reduce_broadcast",
+    "pairwise",
+    "torus",
+]
 
 COLLECTIVE_OPS: tuple[str, ...] = get_args(CollectiveOp)
 ALGORITHMS: tuple[str, ...] = get_args(CollectiveAlgorithm)
@@ -62,11 +77,20 @@ class CollectiveError(NamedTuple):
     p90: float
 
 
+_PHASES = {"halving_doubling": halving_doubling, "hierarchical": hierarchical}
+_NAMED = (*_PHASES, "reduce_broadcast")  # all-reduces that NCCL would not choose
 _NOTHING = CollectiveCost("none", 0.0, 0.0, 0.0, 0.0)
 
 
 def collective_cost(
-    op: str, nbytes: float, size: int, nodes: int, cluster: Cluster, *, algorithm: str = "auto"
+    op: str,
+    nbytes: float,
+    size: int,
+    nodes: int,
+    cluster: Cluster,
+    *,
+    algorithm: str = "auto",
+    ranks: Sequence[int] | None = None,
 ) -> CollectiveCost:
     """Cost of one collective over ``size`` ranks that are spread evenly over ``nodes`` nodes.
 
@@ -77,11 +101,16 @@ def collective_cost(
     | tree | a + 2(g-1)i + 2 log2(k)et | max(2S/(0.9B), c S/(gb)), c = 1, 4/3, 2 for k = 2, 3, more | pt |
     | nvls | an | (g+1)/g S/(rho B), for more than 4 GPUs on one node | p |
     | nvls_tree | an + 2 log2(k)et | max((g+1)/g S/(rho B), c S/(gb)) | pt |
+    | sharp | an or a + 2(g-1)i, + 2et | max(inside, S/(gb)) / sharp_ratio | pt |
+    | halving_doubling, hierarchical, reduce_broadcast | see :mod:`simpar.cost.all_reduce`; twice a broadcast | | p, pr |
     | pairwise (all-to-all) | ap + am(n-1) [+ ep] | max((g-1)/n S/B, (n-g)/n S/b) | p, pr |
     | ring (broadcast, reduce) | a + (n-k)i + (k-1)er | max(S/B, S/(gb)) | p, pr |
 
     with m = 2 for an all-reduce and 1 for its halves. Trees and NVLS do all-reduces only; on one node a tree
-    has ``tree_ratio`` instead of 0.9. A group has g shares of the NICs of each node. On ``host`` links (gloo)
+    has ``tree_ratio`` instead of 0.9. ``sharp`` reduces in the switches (Graham et al. 2016): a node sends each byte
+    once; inside it is nvls, or a ring's two halves. Its ratio is 0.85, as NCCL's tuning model takes off CollNet on
+    Hopper; 64 H100 then reach a bus bandwidth of 450 GB/s, as Azure publishes, where CoreWeave publishes 386. A group
+    has g shares of the NICs of each node. On ``host`` links (gloo)
     a reduce-scatter costs what an all-reduce does, and an all-to-all also copies the own block at link speed:
     both seen in measured times of torch 2.13.
 
@@ -93,6 +122,7 @@ def collective_cost(
         nodes: number of nodes they are on.
         cluster: where they run.
         algorithm: the fastest one by default (``auto``), or the name of one.
+        ranks: the group; only in a torus does it matter which, and there the first ones are assumed.
 
     Raises:
         PlanError: unknown operation or algorithm, an algorithm that does not apply here, or a group that the
@@ -106,12 +136,19 @@ def collective_cost(
         )
     if size == 1 and algorithm in ALGORITHMS:
         return _NOTHING
-    if op == "all_reduce":
-        costs = _all_reduce(nbytes, size, nodes, cluster)
+    if cluster.node_link.axes is not None and cluster.graph is None:
+        latency_s, streaming_s, inside, nic = torus_cost(op, nbytes, size, nodes, cluster, ranks=ranks)
+        total_s = _blend(latency_s, streaming_s, cluster.node_link.smoothness)
+        costs = [CollectiveCost("torus", latency_s, total_s, inside, nic)]
+    elif op == "all_reduce":
+        named = algorithm in _NAMED
+        costs = [_named(algorithm, nbytes, size, nodes, cluster)] if named else _all_reduce(nbytes, size, nodes, cluster)
     elif op == "all_to_all":
         costs = [_all_to_all(nbytes, size, nodes, cluster)]
     elif op in ("broadcast", "reduce"):
         costs = [_broadcast(nbytes, size, nodes, cluster)]
+    elif op == "shift":
+        costs = [_shift(nbytes, size, nodes, cluster)]
     else:
         whole = op == "reduce_scatter" and cluster.node_link.kind == "host"
         costs = [_ring(nbytes, size, nodes, cluster, 2 if whole else 1)]
@@ -160,12 +197,14 @@ def p2p_cost(
     link, fabric = cluster.node_link, cluster.fabric
     same_node = src // local == dst // local
     if network is not None and cluster.graph is not None:
-        bandwidth = min(step.capacity_bytes_per_s for step in network.route(src, dst))
+        bandwidth = network.message_bytes_per_s(src, dst)
         smoothness = link.smoothness if same_node or fabric is None else fabric.smoothness
         latency_s = network.latency_s(src, dst)
     elif same_node:
         link = link.between(src % local, dst % local)
-        bandwidth, smoothness, latency_s = link.bandwidth_bytes_per_s, link.smoothness, link.p2p_latency_s
+        bandwidth, smoothness, latency_s = link.pair_bytes_per_s, link.smoothness, link.p2p_latency_s
+        if torus := link.torus(local):
+            latency_s += len(torus.route(src % local, dst % local)) * link.step_latency_s
     else:
         assert fabric is not None, "several nodes have a fabric"
         bandwidth, smoothness = cluster.nic_bytes_per_s, fabric.smoothness
@@ -232,6 +271,8 @@ def _all_reduce(nbytes: float, n: int, k: int, cluster: Cluster) -> list[Collect
         costs.append(_tree(nbytes, n, k, cluster))
         if cluster.node_link.nvls and n > 4 * k:
             costs.append(_nvls(nbytes, n, k, cluster))
+        if k > 1 and cluster.fabric is not None and cluster.fabric.sharp:
+            costs.append(_sharp(nbytes, n, k, cluster))
     return costs
 
 
@@ -240,7 +281,7 @@ def _ring(nbytes: float, n: int, k: int, cluster: Cluster, passes: int) -> Colle
     g = n / k
     link = cluster.node_link.over(g)
     wire = passes * (n - 1) / n * nbytes
-    streaming_s = (wire + link.copy_fraction * nbytes / n) / link.bandwidth_bytes_per_s if g > 1 else 0.0
+    streaming_s = (wire + link.copy_fraction * nbytes / n) / link.group_bytes_per_s(g) if g > 1 else 0.0
     fabric = cluster.fabric
     if k == 1 or fabric is None:
         latency_s = link.base_latency_s + passes * (n - 1) * link.step_latency_s
@@ -263,11 +304,11 @@ def _tree(nbytes: float, n: int, k: int, cluster: Cluster) -> CollectiveCost:
     latency_s = link.base_latency_s + 2 * (g - 1) * link.step_latency_s
     fabric = cluster.fabric
     if k == 1 or fabric is None:
-        streaming_s = wire / (link.tree_ratio * link.bandwidth_bytes_per_s)
+        streaming_s = wire / (link.tree_ratio * link.group_bytes_per_s(g))
         return CollectiveCost("tree", latency_s, _blend(latency_s, streaming_s, link.smoothness), wire, 0.0)
     latency_s += 2 * log2(k) * fabric.tree_level_s
     nic = _tree_share(k) * nbytes / g
-    streaming_s = max(wire / (_TREE_ACROSS_NODES * link.bandwidth_bytes_per_s), nic / cluster.nic_bytes_per_s)
+    streaming_s = max(wire / (_TREE_ACROSS_NODES * link.group_bytes_per_s(g)), nic / cluster.nic_bytes_per_s)
     return CollectiveCost("tree", latency_s, _blend(latency_s, streaming_s, fabric.tree_smoothness), wire, nic)
 
 
@@ -287,6 +328,33 @@ def _nvls(nbytes: float, n: int, k: int, cluster: Cluster) -> CollectiveCost:
     return CollectiveCost("nvls_tree", latency_s, total_s, wire, nic)
 
 
+def _named(algorithm: str, nbytes: float, n: int, k: int, cluster: Cluster) -> CollectiveCost:
+    """An all-reduce in phases; ``reduce_broadcast`` reduces to one rank and broadcasts from it."""
+    if algorithm == "reduce_broadcast":
+        one = _broadcast(nbytes, n, k, cluster)
+        return CollectiveCost(algorithm, *(2 * each for each in one[1:]))
+    latency_s, streaming_s, inside, nic = _PHASES[algorithm](nbytes, n, k, cluster)
+    smoothness = cluster.fabric.smoothness if k > 1 and cluster.fabric is not None else cluster.node_link.smoothness
+    return CollectiveCost(algorithm, latency_s, _blend(latency_s, streaming_s, smoothness), inside, nic)
+
+
+def _sharp(nbytes: float, n: int, k: int, cluster: Cluster) -> CollectiveCost:
+    """The network's switches reduce: each byte leaves a node once and comes back reduced."""
+    g = n / k
+    link, fabric = cluster.node_link.over(g), cluster.fabric
+    assert fabric is not None, "several nodes have a fabric"
+    if link.nvls and g > 4:
+        wire, latency_s = (g + 1) / g * nbytes, link.nvls_latency_s
+        inside_s = wire / (link.nvls_ratio * link.bandwidth_bytes_per_s)
+    else:
+        wire, latency_s = 2 * (g - 1) / g * nbytes, link.base_latency_s + 2 * (g - 1) * link.step_latency_s
+        inside_s = wire / link.group_bytes_per_s(g) if g > 1 else 0.0
+    latency_s += 2 * fabric.tree_level_s
+    streaming_s = max(inside_s, nbytes / g / cluster.nic_bytes_per_s) / fabric.sharp_ratio
+    total_s = _blend(latency_s, streaming_s, fabric.tree_smoothness)
+    return CollectiveCost("sharp", latency_s, total_s, wire, nbytes / g)
+
+
 def _tree_share(k: int) -> float:
     """How many times the buffer leaves a node of two complementary trees that carry half of it each."""
     return {2: 1.0, 3: 4 / 3}.get(k, 2.0)
@@ -298,7 +366,7 @@ def _all_to_all(nbytes: float, n: int, k: int, cluster: Cluster) -> CollectiveCo
     wire = (g - 1) / n * nbytes
     copied = link.copy_fraction * nbytes / n if link.kind == "host" else 0.0
     latency_s = link.p2p_latency_s + link.peer_latency_s * (n - 1)
-    streaming_s = (wire + copied) / link.bandwidth_bytes_per_s
+    streaming_s = (wire + copied) / link.group_bytes_per_s(g) if g > 1 else 0.0
     fabric = cluster.fabric
     if k == 1 or fabric is None:
         return CollectiveCost("pairwise", latency_s, _blend(latency_s, streaming_s, link.smoothness), wire, 0.0)
@@ -308,13 +376,25 @@ def _all_to_all(nbytes: float, n: int, k: int, cluster: Cluster) -> CollectiveCo
     return CollectiveCost("pairwise", latency_s, total_s, wire, nic)
 
 
+def _shift(nbytes: float, n: int, k: int, cluster: Cluster) -> CollectiveCost:
+    """Every rank sends its buffer to its neighbour in a ring; the last of a node sends to the next node."""
+    link, fabric = cluster.node_link.over(n / k), cluster.fabric
+    wire = nbytes if n > k else 0.0
+    latency_s, streaming_s = link.p2p_latency_s, wire / link.bandwidth_bytes_per_s
+    if k == 1 or fabric is None:
+        return CollectiveCost("shift", latency_s, _blend(latency_s, streaming_s, link.smoothness), wire, 0.0)
+    latency_s += fabric.p2p_latency_s
+    total_s = _blend(latency_s, max(streaming_s, nbytes / cluster.nic_bytes_per_s), fabric.smoothness)
+    return CollectiveCost("shift", latency_s, total_s, wire, nbytes)
+
+
 def _broadcast(nbytes: float, n: int, k: int, cluster: Cluster) -> CollectiveCost:
     """A pipelined chain over all ranks; a reduce runs it backwards."""
     g = n / k
     link = cluster.node_link.over(g)
     wire = nbytes if g > 1 else 0.0
     latency_s = link.base_latency_s + (n - k) * link.step_latency_s
-    streaming_s = wire / link.bandwidth_bytes_per_s
+    streaming_s = wire / link.group_bytes_per_s(g) if g > 1 else 0.0
     fabric = cluster.fabric
     if k == 1 or fabric is None:
         return CollectiveCost("ring", latency_s, _blend(latency_s, streaming_s, link.smoothness), wire, 0.0)

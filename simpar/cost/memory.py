@@ -29,6 +29,7 @@ def state_bytes(
     optimizer_dtype: str,
     zero: int,
     shard: int,
+    compute_gradients: bool = False,
 ) -> dict[str, int]:
     """Bytes of states on one rank, by memory category.
 
@@ -40,6 +41,7 @@ def state_bytes(
         optimizer_dtype: dtype of moments and master weights.
         zero: ZeRO stage.
         shard: ranks that shard.
+        compute_gradients: gradients in compute precision are held beside those in ``grad_dtype``.
 
     Returns:
         Bytes of ``weights``, ``gradients`` and ``optimizer``.
@@ -62,7 +64,7 @@ def state_bytes(
 
     return {
         "weights": share(weights, 3),
-        "gradients": share(DTYPE_BYTES[grad_dtype], 2),
+        "gradients": share(DTYPE_BYTES[grad_dtype] + (weight_bytes(precision) if compute_gradients else 0), 2),
         "optimizer": share(master + moments, 1),
     }
 

@@ -7,9 +7,11 @@ what takes time is an event, and who waits for a signal goes on in the instant i
 
 from collections import deque
 from collections.abc import Callable, Generator
+from heapq import heappush
 from typing import Any
 
 import simpy
+from simpy.events import NORMAL
 
 
 class Signal:
@@ -47,9 +49,21 @@ class _Running:
         except StopIteration:
             return
         if type(request) is int:
-            self._clock.after(request, self)
+            _Due(self._clock, request, self)
         else:
             request.then(self)  # type: ignore[union-attr]  # what is no delay is a signal
+
+
+class _Due(simpy.Event):
+    """A timeout that carries what to call as its value, and has no list of callbacks of its own: half the cost."""
+
+    def __init__(self, clock: "Clock", delay_ns: int, callback: Callable[[Any], None]) -> None:
+        assert delay_ns >= 0, "time goes forward"
+        self.env = clock
+        self.callbacks = clock._callbacks  # type: ignore[assignment]  # nobody else adds to it
+        self._value = callback
+        self._ok = True
+        heappush(clock._queue, (clock._now + delay_ns, NORMAL, next(clock._eid), self))  # as Environment.schedule
 
 
 class Clock(simpy.Environment):
@@ -58,6 +72,7 @@ class Clock(simpy.Environment):
     def __init__(self) -> None:
         super().__init__()
         self._ready: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._callbacks = [self._elapsed]
 
     @property
     def ns(self) -> int:
@@ -70,8 +85,7 @@ class Clock(simpy.Environment):
 
     def after(self, delay_ns: int, callback: Callable[[Any], None]) -> None:
         """Calls back after a delay."""
-        # the timeout carries what to call as its value, which spares a closure
-        simpy.Timeout(self, delay_ns, callback).callbacks = [self._elapsed]
+        _Due(self, delay_ns, callback)
 
     def fire(self, signal: Signal, value: Any = None) -> None:
         """It happened: all who wait go on, before time does."""
@@ -82,8 +96,7 @@ class Clock(simpy.Environment):
                 self._ready.append((callback, value))
 
     def _elapsed(self, timeout: simpy.Event) -> None:
-        callback: Callable[[Any], None] = timeout.value  # type: ignore[assignment]  # see after
-        callback(None)
+        timeout._value(None)  # what to call, see _Due
         ready = self._ready
         while ready:
             callback, value = ready.popleft()

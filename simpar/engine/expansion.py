@@ -23,6 +23,11 @@ from simpar.trace.trace import (
 _Columns = dict[str, "IntColumn | FloatColumn"]
 
 
+def _inner_order(stream: str) -> tuple[int, str]:
+    order = ("tp", "cp", "ep")
+    return (order.index(stream) if stream in order else len(order), stream)
+
+
 class Expansion:
     """Knows how every operation of a trace came about.
 
@@ -47,29 +52,33 @@ class Expansion:
         self._place = place
         self._prices: list[OperationPrice | OpenedPrice] = list({id(run.price): run.price for run in runs}.values())
         index = {id(price): i for i, price in enumerate(self._prices)}
-        columns = np.array(
-            [(index[id(r.price)], r.row, r.issue_ns, r.gpu_ns, r.host_wait_ns) for r in runs], np.int64
-        ).reshape(-1, 5)
-        self._template, rows, self._issue, self._gpu, self._host_wait = columns.T
+        places, prices, *times = zip(*runs, strict=True) if runs else ((),) * 5
+        self._template = np.array([index[id(price)] for price in prices], np.int64)
+        rows, self._issue, self._gpu, self._host_wait = (np.array(column, np.int64) for column in (places, *times))
         self._rows = place[rows]
-        self.lanes = (*lanes, *self._tp_lanes(lanes))
+        self.lanes = (*lanes, *self._inner_lanes(lanes))
 
-    def _tp_lanes(self, lanes: Sequence[Lane]) -> list[Lane]:
-        """Collectives inside blocks get a lane of their own, beside the compute lane of their rank."""
-        if not any(block.on_tp.any() for price in self._prices for block in price.blocks):
-            return []
-        known = {lane.rank for lane in lanes if lane.stream == "tp"}
+    def _inner_lanes(self, lanes: Sequence[Lane]) -> list[Lane]:
+        """Collectives inside blocks get lanes of their own, beside the compute lane of their rank."""
+        blocks = {id(block): block for price in self._prices for block in price.blocks}.values()
+        inner = sorted({name for block in blocks for name in block.streams[1:]}, key=_inner_order)
+        known = {(lane.rank, lane.stream) for lane in lanes}
         return [
-            Lane(lane.rank, lane.stage, "tp", lane.replicas)
+            Lane(lane.rank, lane.stage, stream, lane.replicas)
+            for stream in inner
             for lane in lanes
-            if lane.stream == COMPUTE and lane.rank not in known
+            if lane.stream == COMPUTE and (lane.rank, stream) not in known
         ]
 
     @cached_property
-    def _tp_lane(self) -> IntColumn:
-        """Per lane, the tp lane of its rank."""
-        of_rank = {lane.rank: i for i, lane in enumerate(self.lanes) if lane.stream == "tp"}
-        return np.array([of_rank.get(lane.rank, NONE) for lane in self.lanes], np.int64)
+    def _stream_lane(self) -> dict[str, IntColumn]:
+        """Per stream, for each lane, that stream's lane of the same rank."""
+        of_rank = {(lane.rank, lane.stream): i for i, lane in enumerate(self.lanes)}
+        streams = {lane.stream for lane in self.lanes}
+        return {
+            stream: np.array([of_rank.get((lane.rank, stream), NONE) for lane in self.lanes], np.int64)
+            for stream in streams
+        }
 
     def details(self, rows: int) -> OperationDetails:
         """Per span: what it is made of, and what it waited for."""
@@ -82,6 +91,7 @@ class Expansion:
                 busy_ns={KINDS[kind]: busy for kind, busy in price.busy_ns.items()},
                 exposed_ns=price.exposed_ns,
                 gpu_ns=price.gpu_ns,
+                stream_busy_ns=price.stream_busy_ns,
             )
             for price in self._prices
         )
@@ -119,10 +129,11 @@ class Expansion:
         # edges are rounded, not lengths, so that neighbours never overlap
         stretched_begin = np.rint(begin * stretch).astype(np.int64)
         stretched_end = np.rint(end * stretch).astype(np.int64)
+        by_stream = np.array([self._stream_lane[name][lane] for name in block.streams])
         columns = {
             "start_ns": start + stretched_begin,
             "duration_ns": stretched_end - stretched_begin,
-            "lane": np.where(block.on_tp, self._tp_lane[lane][:, None], lane[:, None]),
+            "lane": by_stream[block.stream].T,
             "kind": block.kind,
             "name": block.name,
             "microbatch": self._spans.microbatch[parents][:, None],
@@ -149,7 +160,7 @@ class Expansion:
         times = np.array([(r.start_ns, r.end_ns - r.start_ns, r.lane) for r in rows], np.int64).reshape(-1, 3)
         labels = np.array([row.label for row in rows], np.int64).reshape(-1, 5)
         value = np.array([row.value for row in rows], np.float64)
-        on_tp = np.array([self.lanes[row.lane].stream != COMPUTE for row in rows], np.bool_)
+        aside = np.array([self.lanes[row.lane].stream != COMPUTE for row in rows], np.bool_)
         return {
             **dict(zip(("start_ns", "duration_ns", "lane"), times.T, strict=True)),
             "kind": labels[:, 0],
@@ -157,8 +168,8 @@ class Expansion:
             "microbatch": self._spans.microbatch[parents],
             "chunk": self._spans.chunk[parents],
             "layer": labels[:, 4],
-            "nbytes": np.where(on_tp, value, 0.0),
-            "flop": np.where(on_tp, 0.0, value),
+            "nbytes": np.where(aside, value, 0.0),
+            "flop": np.where(aside, 0.0, value),
             "parent": parents,
             "predecessor": np.full(len(rows), NONE, np.int64),
         }

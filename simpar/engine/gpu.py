@@ -1,8 +1,8 @@
 """A GPU on the clock: in-order streams fed by one host, and a compute stream that slows while collectives run.
 
-The host never waits for the device within a step, so the time at which it has issued each instruction is known
-beforehand (``issue_ns``); a kernel starts when its stream is free *and* it was issued, which is how a launch-bound
-step comes about.
+A kernel starts when its stream is free *and* it was issued, which is how a launch-bound step comes about. The time at
+which the host has issued each instruction is known beforehand (``issue_ns``) but for the waits that a program asks of it
+(``Sync``): these put off all that it issues after them (``host_lag_ns``).
 """
 
 from collections.abc import Generator, Hashable
@@ -14,7 +14,7 @@ from simpar.engine.clock import Clock, Signal, Stream
 from simpar.engine.network import Flow, LinkLoad, Network, Route
 from simpar.engine.price import OperationPrice
 from simpar.engine.rows import CATEGORY, Label, Recorder, Row, RunRow
-from simpar.program.ir import COMPUTE
+from simpar.program.ir import COMPUTE, Alloc, Record, Wait
 from simpar.trace.trace import NONE
 
 _ACTIVATIONS = CATEGORY["activations"]
@@ -38,30 +38,10 @@ class RunStep(NamedTuple):
     opened: int
 
 
-class RecordStep(NamedTuple):
-    """Marks an event."""
+class SyncStep(NamedTuple):
+    """The host, which would have been here at ``issue_ns``, waits for the compute stream."""
 
-    event: int
-
-
-class WaitStep(NamedTuple):
-    """Waits for an event."""
-
-    event: int
-    name: Hashable
-
-
-class ReceiveStep(NamedTuple):
-    """Waits for a message."""
-
-    mail: "Mail"
-
-
-class AllocStep(NamedTuple):
-    """Takes or gives back memory."""
-
-    category: int
-    nbytes: int
+    issue_ns: int
 
 
 class SendStep(NamedTuple):
@@ -88,9 +68,6 @@ class MeetStep(NamedTuple):
     opened: int
 
 
-Step = RunStep | RecordStep | WaitStep | ReceiveStep | AllocStep | SendStep | MeetStep
-
-
 @dataclass(slots=True)
 class Meeting:
     """A collective that waits for its last member."""
@@ -106,7 +83,10 @@ class Meeting:
 
 
 class Mail(Signal):
-    """One message, as a signal of its arrival: its row once delivered, whether its receiver is there, who waits."""
+    """One message, as a signal of its arrival: its row once delivered, whether its receiver is there, who waits.
+
+    It is the receiver's step, too.
+    """
 
     __slots__ = ("box", "is_awaited", "is_sent", "posted", "row", "sender", "source", "tag", "target")
 
@@ -120,6 +100,10 @@ class Mail(Signal):
         self.box: Mailbox | None = None
 
 
+Step = RunStep | Record | Wait | Mail | SyncStep | Alloc | SendStep | MeetStep
+"""What a stream executes; an instruction that needs no more than it says is a step itself."""
+
+
 @dataclass(slots=True)
 class Mailbox:
     """The bounded buffer of a receiver for one direction."""
@@ -131,10 +115,10 @@ class Mailbox:
 def awaited(step: Step) -> str:
     """What a blocked step waits for, in words."""
     match step:
-        case WaitStep(name=name):
-            return f"event '{name}'"
-        case ReceiveStep(mail=mail):
-            return f"message '{mail.tag}' from rank {mail.source}"
+        case Wait(event=event):
+            return f"event '{event}'"
+        case Mail(tag=tag, source=source):
+            return f"message '{tag}' from rank {source}"
         case SendStep(mail=mail):
             return f"rank {mail.target} to take message '{mail.tag}'"
         case MeetStep(meeting=meeting):
@@ -162,7 +146,10 @@ class Gpu:
         self.network = network
         self.recorder = recorder
         self.rank = rank
-        self.events: list[Any] = []  # per event: None, a Signal that somebody waits for, or its row
+        self.host_lag_ns = 0
+        self.events: dict[
+            Hashable, Any
+        ] = {}  # a Signal while somebody waits for it, then the row that it happened with
         self.blocked: dict[str, Step] = {}  # stream that is not done -> the step at which it waited last
         self._rendezvous = rendezvous
         self._compute_rate = compute_rate
@@ -229,16 +216,16 @@ class Gpu:
 
     # ---- streams ----------------------------------------------------------------------------------------------------
 
-    def compute(  # noqa: PLR0912 - a call per step would cost as much as the step
+    def compute(  # noqa: PLR0912, PLR0915 - a call per step would cost as much as the step
         self, lane: int, steps: "list[Step]"
     ) -> Stream:
         """The compute stream: executes its steps in order."""
-        clock, events = self.clock, self.events
+        clock, events, rows, memory = self.clock, self.events, self.recorder.rows, self.recorder.memory
         cause = NONE  # row whose end let the stream get here: what it executed, or waited for, last
         for step in steps:
             if type(step) is RunStep:
                 gpu_ns, waited = step.gpu_ns, 0
-                end = step.issue_ns + step.host_ns  # at the earliest, because of the host
+                end = step.issue_ns + self.host_lag_ns + step.host_ns  # at the earliest, because of the host
                 if step.price is None and clock.ns < end - gpu_ns:
                     waited = yield from self._launched(step)
                 start = clock.ns
@@ -255,32 +242,53 @@ class Gpu:
                 if now < end:
                     yield end - now
                     now = end
-                cause = self._record_run(step, lane, (start, now), gpu_ns, waited, cause)
-            elif type(step) is RecordStep:
-                self._record(step, cause)
-            elif type(step) is WaitStep:
-                signal = events[step.event]
+                self._record_run(step, lane, (start, now), gpu_ns, waited, cause)
+                cause = len(rows) - 1
+            elif type(step) is Record:
+                waiting = events.get(step.event)
+                events[step.event] = cause
+                if waiting is not None:
+                    clock.fire(waiting, cause)
+            elif type(step) is Wait:
+                signal = events.get(step.event)
                 if type(signal) is not int:
                     if signal is None:
                         signal = events[step.event] = Signal()
-                    cause = yield from self._idle(step, signal)
-            elif type(step) is ReceiveStep:
-                if step.mail.row == NONE or step.mail.box is not None:
+                    self.blocked[COMPUTE] = step
+                    self._set_computing(False)
+                    cause = yield signal
+                    self._set_computing(True)
+            elif type(step) is Mail:
+                if step.box is not None:
                     cause = yield from self._receive(step, cause)
-            elif type(step) is AllocStep:
-                self.recorder.memory.append((clock.ns, self.rank, step.category, step.nbytes))
+                elif step.row == NONE:
+                    step.posted = True
+                    if step.sender is not None:
+                        clock.fire(step.sender, NONE)
+                    self.blocked[COMPUTE] = step
+                    self._set_computing(False)
+                    cause = yield step
+                    self._set_computing(True)
+            elif type(step) is SyncStep:
+                self.host_lag_ns = max(self.host_lag_ns, clock.ns - step.issue_ns)
+            elif type(step) is Alloc:
+                memory.append((clock.ns, self.rank, CATEGORY[step.category], step.nbytes))
         self._set_computing(False)
         self.blocked.pop(COMPUTE, None)
 
     def communicate(self, name: str, lane: int, steps: "list[Step]") -> Stream:
         """The stream of a communicator: executes its steps in order."""
         clock, events, rows, transfer = self.clock, self.events, self.recorder.rows, self.network.transfer
+        new = tuple.__new__  # what a named tuple's own constructor calls, three times as fast
         cause = NONE
         for step in steps:
-            if type(step) is RecordStep:
-                self._record(step, cause)
-            elif type(step) is WaitStep:
-                signal = events[step.event]
+            if type(step) is Record:
+                waiting = events.get(step.event)
+                events[step.event] = cause
+                if waiting is not None:
+                    clock.fire(waiting, cause)
+            elif type(step) is Wait:
+                signal = events.get(step.event)
                 if type(signal) is not int:
                     if signal is None:
                         signal = events[step.event] = Signal()
@@ -288,43 +296,39 @@ class Gpu:
                     cause = yield signal
             elif type(step) is SendStep:
                 mail, start = step.mail, clock.ns
-                if step.issue_ns > start:
-                    yield step.issue_ns - start
-                    start = step.issue_ns
+                issued = step.issue_ns + self.host_lag_ns
+                if issued > start:
+                    yield issued - start
+                    start = issued
                 if self._rendezvous or mail.box is not None:
                     yield from self._make_room(name, step)
                     start = clock.ns
                 yield transfer(step.route)
                 mail.row = len(rows)
-                rows.append(Row(start, clock.ns, lane, step.label, step.nbytes, cause))
+                rows.append(new(Row, (start, clock.ns, lane, step.label, step.nbytes, cause, NONE, 0)))
                 cause = mail.row
                 clock.fire(mail, cause)
             elif type(step) is MeetStep:
-                if step.issue_ns > clock.ns:
-                    yield step.issue_ns - clock.ns
+                issued = step.issue_ns + self.host_lag_ns
+                if issued > clock.ns:
+                    yield issued - clock.ns
                 start = yield from self._meet(name, step)
                 rows.append(Row(start, clock.ns, lane, step.label, step.nbytes, cause, step.opened))
                 cause = len(rows) - 1
         self.blocked.pop(name, None)
 
-    def _record(self, step: RecordStep, cause: int) -> None:
-        waiting = self.events[step.event]
-        self.events[step.event] = cause
-        if waiting is not None:
-            self.clock.fire(waiting, cause)
-
     def _record_run(  # noqa: PLR0917 - keywords cost time here
         self, step: RunStep, lane: int, when: tuple[int, int], gpu_ns: int, waited: int, cause: int
-    ) -> int:
-        recorder, (start, end) = self.recorder, when
-        number = len(recorder.rows)
-        recorder.rows.append(Row(start, end, lane, step.label, step.flop, cause, step.opened, waited))
-        if step.price is not None:
-            recorder.runs.append(RunRow(number, step.price, step.issue_ns, gpu_ns, end - start - gpu_ns))
-        if step.transient_bytes:
-            recorder.memory.append((start, self.rank, _ACTIVATIONS, step.transient_bytes))
-            recorder.memory.append((end, self.rank, _ACTIVATIONS, -step.transient_bytes))
-        return number
+    ) -> None:
+        recorder, (start, end), new = self.recorder, when, tuple.__new__
+        label, issue_ns, _, _, flop, price, transient_bytes, opened = step
+        if price is not None:
+            fields = (len(recorder.rows), price, issue_ns + self.host_lag_ns, gpu_ns, end - start - gpu_ns)
+            recorder.runs.append(new(RunRow, fields))
+        recorder.rows.append(new(Row, (start, end, lane, label, flop, cause, opened, waited)))
+        if transient_bytes:
+            recorder.memory.append((start, self.rank, _ACTIVATIONS, transient_bytes))
+            recorder.memory.append((end, self.rank, _ACTIVATIONS, -transient_bytes))
 
     def _idle(self, step: Step, signal: Signal) -> Generator[int | Signal, Any, int]:
         """Compute waits; returns the row that ended the wait."""
@@ -351,19 +355,19 @@ class Gpu:
 
     def _launched(self, step: RunStep) -> Generator[int | Signal, Any, int]:
         """The device idles until the host has launched a kernel; returns for how long."""
-        waited = step.issue_ns + step.host_ns - step.gpu_ns - self.clock.ns
+        waited = step.issue_ns + self.host_lag_ns + step.host_ns - step.gpu_ns - self.clock.ns
         self._set_computing(False)
         yield waited
         self._set_computing(True)
         return waited
 
-    def _receive(self, step: ReceiveStep, cause: int) -> Generator[int | Signal, Any, int]:
-        mail = step.mail
+    def _receive(self, mail: Mail, cause: int) -> Generator[int | Signal, Any, int]:
+        """Takes a message out of a bounded buffer."""
         mail.posted = True
         if mail.row == NONE:
             if mail.sender is not None:
                 self.clock.fire(mail.sender, NONE)
-            cause = yield from self._idle(step, mail)
+            cause = yield from self._idle(mail, mail)
         if mail.box is not None:
             mail.box.free += 1
             if mail.box.waiting:

@@ -80,17 +80,24 @@ class Route(NamedTuple):
 
 
 class Network:
-    """All links of a run; created by the engine with the run's clock."""
+    """All links of a run; created by the engine with the run's clock.
 
-    def __init__(self, clock: Clock) -> None:
+    Args:
+        clock: of the run.
+        rates: shares of their capacity that slow links have left, by name.
+    """
+
+    def __init__(self, clock: Clock, rates: Mapping[str, float] | None = None) -> None:
         self._clock = clock
+        self._rates = rates or {}
         self._links: dict[str, Link] = {}
+        self._changed: dict[Flow, None] = {}  # flows that may get another rate in this instant
 
     def link(self, name: str, capacity_bytes_per_s: float) -> Link:
         """The link of that name, made on first use."""
         found = self._links.get(name)
         if found is None:
-            found = self._links[name] = Link(capacity_bytes_per_s)
+            found = self._links[name] = Link(capacity_bytes_per_s * self._rates.get(name, 1.0))
         return found
 
     def usage(self) -> Iterable[tuple[str, float, float]]:
@@ -163,7 +170,7 @@ class Network:
             saturated = saturated or link.saturated
         if saturated:
             flow.rate = 1e-12  # it is there, and gets its rate with the others
-            self._share(self._component(flow))
+            self._share_soon(flow)
         else:
             self._set_rate(flow, 1.0)
 
@@ -181,10 +188,21 @@ class Network:
             link.demand = link.demand - demand if any(other.rate > 0 for other in link.flows) else 0.0
         flow.rate = 0.0
         self._clock.fire(flow)
-        seen: set[Flow] = set()
         for other in contended:
-            if other not in seen:
-                component = self._component(other)
+            self._share_soon(other)
+
+    def _share_soon(self, flow: Flow) -> None:
+        """Shares out anew once all changes of this instant are known: equal flows begin and end together."""
+        if not self._changed:
+            self._clock.after(0, self._share_changed)
+        self._changed[flow] = None
+
+    def _share_changed(self, _: object) -> None:
+        changed, self._changed = self._changed, {}
+        seen: set[Flow] = set()
+        for flow in changed:
+            if flow.rate > 0 and flow not in seen:
+                component = self._component(flow)
                 seen.update(component)
                 self._share(component)
 

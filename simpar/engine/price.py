@@ -6,6 +6,7 @@ its spans are expanded afterwards. (Where collectives inside a block slow comput
 what lies between the two regimes is the larger of both.)
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -26,10 +27,11 @@ class BlockPrice:
         flop: FLOP of its kernels.
         busy_ns: per kind (index into ``KINDS``), time its kernels and collectives run.
         exposed_ns: time within D in which no kernel runs on the compute stream.
-        links: bytes that its collectives put on the rank's own links, as (kind, direction, bytes).
+        links: bytes that its collectives put on the rank's own links, as (kind, end, bytes).
         gpu_start_ns, host_start_ns: per span, start after s and after h.
         gpu_end_ns, host_end_ns: per span, its end likewise.
-        on_tp, kind, name, nbytes, span_flop: per span.
+        streams: streams of the block, compute first.
+        stream, kind, name, nbytes, span_flop: per span; ``stream`` counts in ``streams``.
     """
 
     gpu_ns: int
@@ -43,7 +45,8 @@ class BlockPrice:
     host_start_ns: IntArray
     gpu_end_ns: IntArray
     host_end_ns: IntArray
-    on_tp: npt.NDArray[np.bool_]
+    streams: tuple[str, ...]
+    stream: IntArray
     kind: IntArray
     name: IntArray
     nbytes: npt.NDArray[np.float64]
@@ -70,14 +73,14 @@ class OperationPrice:
     def busy_ns(self) -> dict[int, int]:
         """Time per kind of its kernels and collectives."""
         total: dict[int, int] = {}
-        for block in self.blocks:
+        for block, count in Counter(self.blocks).items():
             for kind, duration in block.busy_ns:
-                total[kind] = total.get(kind, 0) + duration
+                total[kind] = total.get(kind, 0) + duration * count
         return total
 
     @cached_property
     def links(self) -> dict[tuple[str, str], float]:
-        """Bytes of its collectives by kind and direction of the rank's links."""
+        """Bytes of its collectives by kind and end of the rank's links."""
         total: dict[tuple[str, str], float] = {}
         for block in self.blocks:
             for kind, way, nbytes in block.links:
@@ -88,6 +91,18 @@ class OperationPrice:
     def exposed_ns(self) -> int:
         """Time in which its compute stream waits for its own collectives."""
         return sum(block.exposed_ns for block in self.blocks)
+
+    @cached_property
+    def stream_busy_ns(self) -> dict[str, int]:
+        """Time of its collectives by stream."""
+        total: dict[str, int] = {}
+        for block, count in Counter(self.blocks).items():
+            length = (block.gpu_end_ns - block.gpu_start_ns).tolist()
+            for number, duration in zip(block.stream.tolist(), length, strict=True):
+                if number:
+                    name = block.streams[number]
+                    total[name] = total.get(name, 0) + duration * count
+        return total
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,3 +115,4 @@ class OpenedPrice:
     blocks: tuple[BlockPrice, ...] = ()
     layers: tuple[int, ...] = ()
     links: dict[tuple[str, str], float] = field(default_factory=dict)  # its flows were booked as they ran
+    stream_busy_ns: dict[str, int] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """Turns what a run wrote down into a trace."""
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -49,11 +50,11 @@ def _columns(rows: Sequence[Row]) -> tuple[dict[str, IntColumn | FloatColumn], I
     if not rows:
         return {name: np.zeros(0) for name in Spans.__dataclass_fields__}, np.full(1, NONE, np.int64)
     # transposed in Python first: numpy reads a few long columns much faster than many short rows
-    start, end, lane, label, value, cause, *_ = (list(column) for column in zip(*rows, strict=True))
+    start, end, lane, label, value, cause, *_ = zip(*rows, strict=True)
     order = np.lexsort((lane, end, start))
     place = np.full(len(rows) + 1, NONE, np.int64)
     place[order] = np.arange(len(rows))
-    labels = [np.array(column, np.int64)[order] for column in zip(*label, strict=True)]
+    labels = np.fromiter(chain.from_iterable(label), np.int64, 5 * len(label)).reshape(-1, 5)[order].T
     starts, lengths = np.array(start, np.int64)[order], (np.array(end, np.int64) - np.array(start, np.int64))[order]
     values = np.array(value, np.float64)[order]
     is_compute = labels[0] <= _LAST_COMPUTE
@@ -97,14 +98,19 @@ def _close_opened_runs(
         start = min(_begin(row) for row in mine)
         end = max(row.end_ns for row in mine)
         busy: dict[int, int] = {}
+        stream_busy: dict[str, int] = {}
         for row in mine:
-            busy[row.label.kind] = busy.get(row.label.kind, 0) + row.end_ns - row.start_ns
+            length, stream = row.end_ns - row.start_ns, lanes[row.lane].stream
+            busy[row.label.kind] = busy.get(row.label.kind, 0) + length
+            if stream != COMPUTE:
+                stream_busy[stream] = stream_busy.get(stream, 0) + length
         waited = sum(row.host_wait_ns for row in compute)
         exposed = end - start - waited - sum(row.end_ns - row.start_ns for row in compute)
         moved.update(dict.fromkeys(indices, len(rows)))
         children += [(row, len(rows)) for row in mine]
         gpu_ns = end - start - waited
-        opened_runs.append(RunRow(len(rows), OpenedPrice(busy, exposed, gpu_ns), start, gpu_ns, waited))
+        price = OpenedPrice(busy, exposed, gpu_ns, stream_busy_ns=stream_busy)
+        opened_runs.append(RunRow(len(rows), price, start, gpu_ns, waited))
         flop = sum(row.value for row in compute)
         # what let the run begin is not one of its own kernels
         cause = next((row.cause for row in sorted(mine, key=_begin) if row.cause not in indices), NONE)
@@ -121,7 +127,9 @@ def _memory_events(memory: list[tuple[int, int, int, int]], ranks: Iterable[Rank
     resident = [
         (0, rank.rank, CATEGORY[category], nbytes) for rank in ranks for category, nbytes in rank.resident if nbytes
     ]
-    columns = np.array(resident + memory, np.int64).reshape(-1, 4)
+    # one long row first: numpy reads it much faster than many short ones
+    events = resident + memory
+    columns = np.fromiter(chain.from_iterable(events), np.int64, 4 * len(events)).reshape(-1, 4)
     # at one instant the order of the compute stream stays, as the allocator sees it
     columns = columns[np.argsort(columns[:, 0], kind="stable")]
     return MemoryEvents(time_ns=columns[:, 0], rank=columns[:, 1], category=columns[:, 2], delta_bytes=columns[:, 3])

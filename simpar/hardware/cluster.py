@@ -8,183 +8,48 @@ smoothness p; p = 1 is latency plus bytes over bandwidth.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Annotated, Any, Literal, Self
+from itertools import accumulate
+from math import prod
+from typing import Annotated, Any, ClassVar, Self
 
-import yaml
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from simpar.description import Description
-from simpar.errors import ClusterError, nearest
+from simpar.errors import ClusterError, SimparError, nearest
 from simpar.hardware.device import Device, device
 from simpar.hardware.graph import Graph
+from simpar.hardware.host import Host, read_device
+from simpar.hardware.links import Fabric, FitError, NodeLink
 from simpar.hardware.shipped import shipped_profile
-from simpar.units import gbps
+from simpar.reading import read_yaml
 
-Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(gt=0, le=1)]
-# Above 1 the smooth form would let a transfer undercut latency plus streaming, that is, overtake its own
-# link.
-Smoothness = Annotated[float, Field(gt=0, le=1)]
+__all__ = [
+    "Cluster",
+    "Fabric",
+    "FitError",
+    "NodeGroup",
+    "NodeLink",
+    "cluster_presets",
+    "fabric_names",
+    "named_fabric",
+    "named_node_link",
+    "node_link_names",
+]
 
-_SPEC = re.compile(r"(?P<device>[^:@]+):(?:(?P<nodes>\d+)x)?(?P<gpus>\d+)(?:@(?P<fabric>.+))?")
+_SPEC = re.compile(r"(?P<device>[^:@]+):(?P<sizes>\d+(?:x\d+)*)(?:@(?P<fabric>.+))?")
 _PROFILE = ".json"
 _RIGHT_FORM = "write device:nodes×GPUs with an x, as in 'h100-sxm:64x8', or 'h100-sxm:8' for one node"
 
 _MOST_GPUS = 4_000_000  # far beyond any cluster; what follows scales with the ranks of a group
 
 
-class FitError(Description):
-    """Relative errors of a collective's predicted time: of all sizes, and of large ones (1 MB and more).
-
-    The defaults are the errors of priors on seven NVLink systems, that is, where nothing was measured.
-    """
-
-    median: NonNegative = 0.119
-    p90: NonNegative = 0.378
-    median_large: NonNegative = 0.089
-    p90_large: NonNegative = 0.273
-
-
-class NodeLink(Description):
-    """The path between the GPUs of one node, as a collective library sees it.
-
-    Attributes:
-        about: one line for people.
-        kind: ``nvlink``, ``pcie``, or ``host`` (processes of a CPU box, gloo).
-        nominal_bytes_per_s: datasheet rate of a GPU, one direction.
-        bandwidth_bytes_per_s: what a ring sees of it (B).
-        base_latency_s: latency of an empty collective (a).
-        step_latency_s: latency of one step of a ring (i).
-        copy_fraction: share of a rank's own block that is copied at link speed too (kappa).
-        smoothness: p of the closed form.
-        p2p_latency_s: latency of a message or of an all-to-all (ap).
-        peer_latency_s: what each further peer adds to an all-to-all (am).
-        nvls: whether the switch can reduce (NVLink SHARP).
-        nvls_ratio: bandwidth of such a reduction over ``bandwidth_bytes_per_s`` (rho).
-        nvls_latency_s: latency of an empty one (an).
-        tree_ratio: bandwidth of a tree inside a node over ``bandwidth_bytes_per_s`` (tB).
-        reach: GPUs in an aligned block that these values describe; None means the whole node.
-        beyond: the path of groups wider than ``reach``, as on PCIe servers whose sockets are far apart.
-        sources: where the values come from.
-        errors: of the fit.
-    """
-
-    about: str = ""
-    kind: Literal["nvlink", "pcie", "host"]
-    nominal_bytes_per_s: Positive
-    bandwidth_bytes_per_s: Positive
-    base_latency_s: NonNegative
-    step_latency_s: NonNegative
-    copy_fraction: NonNegative = 0.3
-    smoothness: Smoothness = 0.6
-    p2p_latency_s: NonNegative
-    peer_latency_s: NonNegative = 0.2e-6
-    nvls: bool = False
-    nvls_ratio: Share = 0.83
-    nvls_latency_s: NonNegative = 22e-6
-    tree_ratio: Share = 0.6
-    reach: Annotated[int, Field(ge=2)] | None = None
-    beyond: "NodeLink | None" = None
-    sources: tuple[str, ...] = ()
-    errors: FitError = FitError()
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.bandwidth_bytes_per_s > self.nominal_bytes_per_s:
-            raise ValueError(
-                f"bandwidth_bytes_per_s={self.bandwidth_bytes_per_s:g} exceeds nominal_bytes_per_s="
-                f"{self.nominal_bytes_per_s:g}; both are bytes per second of one GPU and one direction"
-            )
-        if (self.reach is None) != (self.beyond is None):
-            raise ValueError("reach and beyond belong together; give both, or neither for a uniform node")
-        return self
-
-    def over(self, block: float) -> "NodeLink":
-        """The path that a group within an aligned block of ``block`` GPUs uses."""
-        link = self
-        while link.beyond is not None and link.reach is not None and block > link.reach:
-            link = link.beyond
-        return link
-
-    def between(self, i: int, j: int) -> "NodeLink":
-        """The path from GPU ``i`` to GPU ``j`` of the node: that of the smallest aligned block with both."""
-        link = self
-        while link.beyond is not None and link.reach is not None and i // link.reach != j // link.reach:
-            link = link.beyond
-        return link
-
-
-class Fabric(Description):
-    """The network between nodes.
-
-    Attributes:
-        about: one line for people.
-        nic_gbps: line rate of one NIC in Gb/s, one direction.
-        nics_per_node: NICs of a node; None means one for each GPU.
-        efficiency: usable share of the line rate.
-        ring_intra_step_s: latency of a ring's step inside a node when the ring spans nodes (im).
-        ring_step_s: latency of a ring's step between nodes (er).
-        tree_level_s: latency of one level of a tree between nodes (et).
-        smoothness: p of rings, all-to-alls and messages between nodes (pr).
-        tree_smoothness: p of trees between nodes (pt).
-        p2p_latency_s: what the network adds to a message's latency (ep).
-        p2p_channels: channels that a message between two ranks uses, each at most
-            ``p2p_channel_bytes_per_s``; None means as many as fill the NIC. NCCL halves them as a
-            communicator grows.
-        p2p_channel_bytes_per_s: rate of one such channel.
-        pod_nodes: nodes below one leaf switch (or group of leaf switches); None means all, and no bottleneck
-            anywhere.
-        oversubscription: bandwidth that enters a leaf from its nodes over bandwidth that leaves it to the
-            spine.
-        rail_optimized: whether GPU i of every node of a pod shares a leaf with the other GPUs i, instead of
-            all GPUs of the pod sharing one.
-        sources: where the values come from.
-        errors: of the fit.
-        measured_nodes: most nodes that the fit has seen; None means that nothing was measured.
-    """
-
-    about: str = ""
-    nic_gbps: Positive
-    nics_per_node: Annotated[int, Field(ge=1)] | None = None
-    efficiency: Share = 0.95
-    ring_intra_step_s: NonNegative = 3e-6
-    ring_step_s: NonNegative = 8e-6
-    tree_level_s: NonNegative = 6e-6
-    smoothness: Smoothness = 0.8
-    tree_smoothness: Smoothness = 0.5
-    p2p_latency_s: NonNegative = 5e-6
-    p2p_channels: Annotated[int, Field(ge=1)] | None = None
-    p2p_channel_bytes_per_s: Positive = 14e9
-    pod_nodes: Annotated[int, Field(ge=1)] | None = None
-    oversubscription: Annotated[float, Field(ge=1)] = 1.0
-    rail_optimized: bool = True
-    sources: tuple[str, ...] = ()
-    errors: FitError = FitError()
-    measured_nodes: Annotated[int, Field(ge=2)] | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.oversubscription > 1 and self.pod_nodes is None:
-            raise ValueError(
-                f"oversubscription={self.oversubscription:g} acts where traffic leaves a leaf switch, "
-                "but pod_nodes is not set; say how many nodes share a leaf, such as pod_nodes=32"
-            )
-        return self
-
-    @property
-    def nic_bytes_per_s(self) -> float:
-        """Usable rate of one NIC, one direction."""
-        return gbps(self.nic_gbps) * self.efficiency
-
-
 @cache  # package data never changes while a process runs
 def _catalog(name: str) -> dict[str, Any]:
     text = (files("simpar.hardware") / "catalog" / "networks" / f"{name}.yaml").read_text(encoding="utf-8")
-    data: dict[str, Any] = yaml.safe_load(text)
+    data: dict[str, Any] = read_yaml(text)
     return data
 
 
@@ -237,14 +102,6 @@ def named_fabric(name: str) -> Fabric:
     return Fabric.model_validate(_lookup("fabrics", "fabric", name))
 
 
-def _device(value: Any) -> Any:
-    if isinstance(value, str):
-        return device(value)
-    if isinstance(value, Mapping) and "base" in value:
-        return device(str(value["base"])).replace(**{k: v for k, v in value.items() if k != "base"})
-    return value
-
-
 def _defaults(device_name: str) -> dict[str, Any]:
     """Node link, fabric and GPUs per node by the longest known prefix of a device's name, or nothing."""
     defaults: dict[str, dict[str, Any]] = _catalog("clusters")["defaults"]
@@ -265,12 +122,36 @@ def _read_spec(text: str) -> dict[str, Any]:
     if found is None:
         hint = nearest(text, list(presets)) if ":" not in text else ""
         raise ClusterError(f"cluster '{text}' is not understood; {_RIGHT_FORM}{hint}")
+    named = found["device"]
+    sizes = [int(size) for size in found["sizes"].split("x")]
     data: dict[str, Any] = {
-        "profile" if found["device"].endswith(_PROFILE) else "device": found["device"],
-        "nodes": int(found["nodes"] or 1),
-        "gpus_per_node": int(found["gpus"]),
+        "profile" if named.endswith(_PROFILE) else "device": named,
+        **_read_sizes(named, sizes, text),
     }
     return {**data, "fabric": found["fabric"]} if found["fabric"] else data
+
+
+def _read_sizes(named: str, sizes: list[int], text: str) -> dict[str, Any]:
+    """Nodes and GPUs per node; of chips in a torus slices (if more than one) and the axes of a slice."""
+    usual = {} if named.endswith(_PROFILE) else _defaults(device(named).name)
+    axes = named_node_link(usual["node_link"]).axes if usual else None
+    if axes is None or len(sizes) == 1 or (len(sizes) == 2 and axes > 2):
+        if len(sizes) > 2:
+            raise ClusterError(f"cluster '{text}' is not understood; {_RIGHT_FORM}")
+        return {"nodes": sizes[0] if len(sizes) == 2 else 1, "gpus_per_node": sizes[-1]}
+    if len(sizes) not in (axes, axes + 1):
+        usual_form = "x".join(["4"] * axes)
+        raise ClusterError(
+            f"cluster '{text}' names {len(sizes)} lengths, but {named} is a torus of {axes} axes; write "
+            f"'{named}:{usual_form}' for a slice, '{named}:2x{usual_form}' for two, or '{named}:64' for the usual "
+            "slice of 64 chips"
+        )
+    shape = tuple(sizes[-axes:])
+    return {
+        "nodes": sizes[0] if len(sizes) > axes else 1,
+        "gpus_per_node": prod(shape),
+        "node_link": {"base": usual["node_link"], "shape": shape},
+    }
 
 
 def _read_profile(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -287,33 +168,78 @@ def _read_profile(data: Mapping[str, Any]) -> dict[str, Any]:
     return {**measured, **{key: value for key, value in data.items() if key != "profile"}}
 
 
+class NodeGroup(Description):
+    """The nodes of one kind in a cluster of several.
+
+    Attributes:
+        device: the GPU.
+        count: number of nodes.
+        node_link: the path between GPUs of a node; left open, the device's usual one.
+        nic_gbps: line rate of one NIC in Gb/s; None takes that of the cluster's fabric.
+    """
+
+    error_type: ClassVar[type[SimparError]] = ClusterError
+
+    device: Annotated[Device, BeforeValidator(read_device)]
+    count: Annotated[int, Field(ge=1)]
+    node_link: Annotated[NodeLink, BeforeValidator(lambda value: _expand("node_links", "node link", value))]
+    nic_gbps: Annotated[float, Field(gt=0)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _follow_device(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and "device" in data and "node_link" not in data:
+            chosen = read_device(data["device"])
+            if isinstance(chosen, Device) and (usual := _defaults(chosen.name)):
+                return {**data, "device": chosen, "node_link": usual["node_link"]}
+        return data
+
+
 class Cluster(Description):
-    """GPUs of one kind in equal nodes.
+    """GPUs in nodes of equal size, of one kind or of several.
 
     ``device``, ``node_link`` and ``fabric`` take a catalog name, or a mapping with a catalog name as ``base``
     and the fields that differ. What is not given follows from the device. A text such as ``h100-sxm:64x8``
     (or a preset's name) stands for a whole cluster. The path of a profile (``profile.json:1x8``, or a mapping
-    with ``profile`` instead of ``device``) brings the device, node link and fabric that were measured.
+    with ``profile`` instead of ``device``) brings the device, node link and fabric that were measured. Several kinds
+    of nodes are a list in place of their number, such as ``nodes: [{device: h100-sxm, count: 8}, {device: a100-sxm,
+    count: 8}]``; ranks lie on them in that order.
 
     >>> cluster = Cluster(device="h100-sxm", nodes=64, fabric={"base": "ndr400", "nic_gbps": 800})
     >>> cluster.gpus, cluster.node_link.kind, cluster.nic_bytes_per_s / 1e9
     (512, 'nvlink', 98.0)
+    >>> Cluster.parse("tpu-v5p:2x4x4x8").node_link.shape
+    (4, 4, 8)
 
     Attributes:
-        device: the GPU.
+        device: the GPU; of several kinds the first.
         nodes: number of nodes.
-        gpus_per_node: GPUs of a node, that is, of one NVLink domain or one PCIe server.
+        gpus_per_node: GPUs of a node, that is, of one NVLink domain, one PCIe server or one slice of a torus.
         node_link: the path between GPUs of a node.
         fabric: the network between nodes; None only for one node.
         graph: a topology of one's own, which then replaces the routes of ``node_link`` and ``fabric``.
+        groups: the kinds of nodes, where there are several.
+        placement: the GPU that each rank runs on, a permutation; None means rank i on GPU i.
+        host: the processor of every node, for what runs on it.
+        price_per_gpu_hour: money for a GPU and hour, in any currency; None leaves money out.
+        overhead_w_per_gpu: watts that hosts, NICs and switches draw for each GPU.
+        pue: power usage effectiveness: what the site draws over what its machines do.
     """
 
-    device: Annotated[Device, BeforeValidator(_device)]
+    error_type: ClassVar[type[SimparError]] = ClusterError
+
+    device: Annotated[Device, BeforeValidator(read_device)]
     nodes: Annotated[int, Field(ge=1)] = 1
     gpus_per_node: Annotated[int, Field(ge=1)]
     node_link: Annotated[NodeLink, BeforeValidator(lambda value: _expand("node_links", "node link", value))]
     fabric: Annotated[Fabric | None, BeforeValidator(lambda value: _expand("fabrics", "fabric", value))]
     graph: Graph | None = None
+    groups: tuple[NodeGroup, ...] = ()
+    placement: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    host: Host = Field(default_factory=Host)
+    price_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None
+    overhead_w_per_gpu: Annotated[float, Field(ge=0)] = 0.0
+    pue: Annotated[float, Field(ge=1)] = 1.0
 
     @model_validator(mode="before")
     @classmethod
@@ -322,9 +248,11 @@ class Cluster(Description):
             data = _read_spec(data)
         if isinstance(data, Mapping) and data.get("profile") is not None:
             data = _read_profile(data)
+        if isinstance(data, Mapping) and isinstance(data.get("nodes"), Sequence) and not isinstance(data["nodes"], str):
+            data = _read_groups(data)
         if not isinstance(data, Mapping) or "device" not in data:
             return data
-        chosen = _device(data["device"])
+        chosen = read_device(data["device"])
         if not isinstance(chosen, Device):
             return data
         filled = {**_defaults(chosen.name), **data, "device": chosen}
@@ -346,6 +274,22 @@ class Cluster(Description):
             )
         if self.graph is not None:
             self.graph.require([f"gpu{rank}" for rank in range(self.gpus)])
+        shape = self.node_link.shape
+        if shape is not None and prod(shape) != self.gpus_per_node:
+            raise ClusterError(
+                f"a torus of {'×'.join(map(str, shape))} has {prod(shape)} chips, but gpus_per_node is "
+                f"{self.gpus_per_node}; set gpus_per_node={prod(shape)} or change the node link's shape"
+            )
+        if self.groups and sum(group.count for group in self.groups) != self.nodes:
+            raise ClusterError(
+                f"groups hold {sum(group.count for group in self.groups)} nodes, but nodes is {self.nodes}; "
+                "give the list of groups in place of the number of nodes"
+            )
+        if self.placement is not None and sorted(self.placement) != list(range(self.gpus)):
+            raise ClusterError(
+                f"placement of {len(self.placement)} ranks is no permutation of the cluster's GPUs; "
+                f"name each of 0 to {self.gpus - 1} once"
+            )
         return self
 
     @classmethod
@@ -362,11 +306,8 @@ class Cluster(Description):
         """
         try:
             return cls.model_validate(text)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            reason = first["msg"].removeprefix("Value error, ")
-            raise ClusterError(f"{where}: {reason} (in cluster '{text}')" if where else reason) from None
+        except ClusterError as error:
+            raise ClusterError(f"{error} (in cluster '{text}')" if error.problems[0][0] else str(error)) from None
 
     def replace(self, **changes: Any) -> Self:
         """A validated copy with some fields changed; what followed from the device follows the new one."""
@@ -392,3 +333,43 @@ class Cluster(Description):
             return 0.0
         nics = fabric.nics_per_node or self.gpus_per_node
         return fabric.nic_bytes_per_s * nics / self.gpus_per_node
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The kinds of GPUs, in the order of their nodes."""
+        return tuple(group.device for group in self.groups) or (self.device,)
+
+    def kind_of(self, gpu: int) -> int:
+        """Number of the kind in :attr:`devices` of the GPU at a place."""
+        node = gpu // self.gpus_per_node
+        ends = accumulate(group.count for group in self.groups)
+        return next((kind for kind, end in enumerate(ends) if node < end), 0)
+
+    def device_of(self, rank: int) -> Device:
+        """The device that a rank runs on."""
+        return self.devices[self.kind_of(rank if self.placement is None else self.placement[rank])]
+
+    def seen_by(self, kinds: Iterable[int]) -> "Cluster":
+        """The cluster as GPUs of these kinds see it in a collective: each link as fast as the slowest of theirs."""
+        if not self.groups:
+            return self
+        chosen = [self.groups[kind] for kind in sorted(set(kinds))]
+        link = min((group.node_link for group in chosen), key=lambda link: link.bandwidth_bytes_per_s)
+        if not all(group.node_link.nvls for group in chosen):
+            link = link.replace(nvls=False)
+        rates = [group.nic_gbps for group in chosen if group.nic_gbps is not None]
+        fabric = self.fabric
+        if fabric is not None and rates:
+            usual = [fabric.nic_gbps] if len(rates) < len(chosen) else []
+            fabric = fabric.replace(nic_gbps=min(rates + usual))
+        return self.replace(groups=(), device=chosen[0].device, node_link=link, fabric=fabric)
+
+
+def _read_groups(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a cluster whose ``nodes`` is a list of groups."""
+    if not data["nodes"]:
+        raise ClusterError("nodes is an empty list; give a number, or groups such as {device: h100-sxm, count: 8}")
+    groups = tuple(NodeGroup.model_validate(group) for group in data["nodes"])
+    first = groups[0]
+    stated = {"device": first.device, "node_link": first.node_link, **data}
+    return {**stated, "nodes": sum(group.count for group in groups), "groups": groups}

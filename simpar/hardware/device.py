@@ -11,15 +11,16 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from simpar.description import Description
-from simpar.errors import ClusterError, nearest
+from simpar.errors import ClusterError, SimparError, nearest
 from simpar.hardware.shipped import shipped_profile, shipped_profile_names
 from simpar.model.work import AttentionKernel, DType, MemoryClass
+from simpar.reading import read_yaml
 from simpar.units import GIB
 
 ALIASES: Mapping[str, str] = {
@@ -27,9 +28,17 @@ ALIASES: Mapping[str, str] = {
     "a100-sxm": "a100-sxm-80gb",
     "a100-40gb": "a100-sxm-40gb",
     "a100-80gb": "a100-sxm-80gb",
+    "a800": "a800-sxm",
     "b200": "b200-sxm",
+    "b300": "b300-sxm",
+    "gaudi-2": "gaudi2",
+    "gaudi-3": "gaudi3",
     "h100": "h100-sxm",
     "h200": "h200-sxm",
+    "h800": "h800-sxm",
+    "p100": "p100-sxm",
+    "tpu-v6e-trillium": "tpu-v6e",
+    "trn2": "trainium2",
     "v100": "v100-sxm-32gb",
     "v100-sxm": "v100-sxm-32gb",
 }
@@ -61,6 +70,8 @@ class GemmFit(Description):
             engines).
     """
 
+    error_type: ClassVar[type[SimparError]] = ClusterError
+
     peak_efficiency: Annotated[float, Field(gt=0, le=1.5)]
     bandwidth_efficiency: Annotated[float, Field(gt=0, le=2)]
     overhead_s: NonNegative
@@ -80,6 +91,8 @@ class AttentionFit(Description):
         parallelism: how much too few query blocks for the device's multiprocessors slow the kernel.
     """
 
+    error_type: ClassVar[type[SimparError]] = ClusterError
+
     efficiency: Annotated[float, Field(gt=0, le=1.5)]
     overhead_s: NonNegative
     bandwidth_efficiency: Annotated[float, Field(gt=0, le=2)]
@@ -95,6 +108,8 @@ class AttentionBackwardFit(Description):
         linear_ratio: traffic backward over traffic forward.
     """
 
+    error_type: ClassVar[type[SimparError]] = ClusterError
+
     flop_factor: Positive = 2.5
     efficiency_ratio: dict[int, Positive] = Field(min_length=1)
     linear_ratio: Positive = 6.0
@@ -103,8 +118,30 @@ class AttentionBackwardFit(Description):
 class MemoryFit(Description):
     """Kernels bound by memory traffic: share of the datasheet bandwidth reached, and time when empty."""
 
+    error_type: ClassVar[type[SimparError]] = ClusterError
+
     bandwidth_efficiency: Annotated[float, Field(gt=0, le=2)]
     overhead_s: NonNegative
+
+
+class Power(Description):
+    """What a device draws in watts; between the two it is interpolated by how busy the device is.
+
+    Attributes:
+        idle_w: with its driver loaded and nothing to do.
+        max_w: board power limit of the datasheet.
+    """
+
+    error_type: ClassVar[type[SimparError]] = ClusterError
+
+    idle_w: NonNegative
+    max_w: Positive
+
+    @model_validator(mode="after")
+    def _check(self) -> "Power":
+        if self.idle_w > self.max_w:
+            raise ValueError(f"idle_w={self.idle_w:g} exceeds max_w={self.max_w:g}; both are watts of one device")
+        return self
 
 
 class Device(Description):
@@ -118,6 +155,7 @@ class Device(Description):
         memory_bytes_per_s: datasheet bandwidth.
         sms: streaming multiprocessors.
         gemm: fit of each dtype's matrix products.
+        grouped_gemm_speed: speed of the products of several experts in one launch relative to one plain product.
         attention: fit of fused attention by head size.
         attention_kernel: the kernel generation that ``attention`` was measured with.
         attention_kernel_speed: speed of each generation that runs here relative to that one.
@@ -130,11 +168,14 @@ class Device(Description):
         compute_rate_during_collectives: fraction of its speed at which compute goes on beside the kernels of a
             collective that uses all of the node link; one that moves less slows compute in proportion.
         collective_rate_during_compute: fraction of its speed at which a collective goes on beside compute.
+        power: what it draws; None where nobody published it.
         fit_from: where the fits come from if they were not measured on this device; None when they were.
         errors: relative errors of the fits by kernel class (``gemm.bf16``; with ``.p90`` the 90th percentile,
             else the median; ``level`` is the error that all kernels of a machine share).
         sources: where each number comes from, by dotted path of the field or of one of its parents.
     """
+
+    error_type: ClassVar[type[SimparError]] = ClusterError
 
     name: str = Field(min_length=1)
     title: str = Field(min_length=1)
@@ -143,6 +184,7 @@ class Device(Description):
     memory_bytes_per_s: Positive
     sms: Annotated[int, Field(gt=0)]
     gemm: dict[DType, GemmFit] = Field(min_length=1)
+    grouped_gemm_speed: Positive = 1.0
     attention: dict[int, AttentionFit] = Field(min_length=1)
     attention_kernel: AttentionKernel
     attention_kernel_speed: dict[AttentionKernel, Positive] = Field(min_length=1)
@@ -153,6 +195,7 @@ class Device(Description):
     context_bytes: Annotated[int, Field(ge=0)] = GIB
     compute_rate_during_collectives: Fraction = 0.38
     collective_rate_during_compute: Fraction = 1.0
+    power: Power | None = None
     fit_from: str | None = None
     errors: dict[str, NonNegative] = Field(default_factory=dict)
     sources: dict[str, str] = Field(default_factory=dict)
@@ -254,7 +297,7 @@ def _catalog_data(name: str) -> dict[str, Any]:
 
 def _parse(text: str, origin: str) -> dict[str, Any]:
     try:
-        data = yaml.safe_load(text)
+        data = read_yaml(text)
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
         raise ClusterError(f"{origin}: is not valid YAML ({reason}); mend its syntax") from None
@@ -301,7 +344,5 @@ def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 def _build(data: dict[str, Any], origin: str) -> Device:
     try:
         return Device.model_validate(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise ClusterError(f"{origin}: {f'field {field}: ' if field else ''}{first['msg']}") from None
+    except SimparError as error:
+        raise ClusterError(f"{origin}: {error}") from None

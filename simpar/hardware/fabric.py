@@ -5,24 +5,17 @@ thousands of nodes costs nothing to build. Topologies of one's own (:class:`~sim
 through networkx. No clock and no sharing here: the engine divides the capacities.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from math import gcd
-from typing import NamedTuple
 
 from simpar.errors import ClusterError
+from simpar.hardware.blocks import per_block, span, within
 from simpar.hardware.cluster import Cluster
+from simpar.hardware.paths import Paths
+from simpar.hardware.torus import Hop, slice_loads
+from simpar.hardware.uplinks import Link, Route, Uplinks, Ways
 
-
-class Link(NamedTuple):
-    """One direction of a link: ``gpu3>`` leaves GPU 3 for its node, ``nic3<`` enters it from the network."""
-
-    name: str
-    capacity_bytes_per_s: float
-
-
-Route = tuple[Link, ...]
+__all__ = ["Link", "Network", "Route", "span"]
 
 
 class Network:
@@ -33,7 +26,9 @@ class Network:
     pods, a message that leaves its leaf switch also takes the leaf's uplinks (``leaf0.3>``) and the other's
     downlinks (``leaf1.3<``), as one bundle each, since ECMP spreads many messages. On a rail-optimised fabric
     a leaf is one rail of a pod, else it is the whole pod. Without pods (``pod_nodes`` None) nothing above the
-    NICs can be a bottleneck and no such link appears.
+    NICs can be a bottleneck and no such link appears. In a torus a message passes the links of the chips on its way
+    (``ici5.0+`` leaves chip 5 along axis 0); in a dragonfly the bundle between two groups (``group0.3>`` leads from
+    group 0 to group 3).
 
     Attributes:
         cluster: the description behind it.
@@ -43,10 +38,17 @@ class Network:
         self.cluster = cluster
         self._links: dict[str, Link] = {}
         self._routes: dict[tuple[int, int], Route] = {}
-        self._graph = None if cluster.graph is None else cluster.graph.build()
+        self._kinds: dict[int, Cluster] = {}
+        self._spreads: dict[tuple[int, int], Ways] = {}
+        self._graph = None if cluster.graph is None else Paths(cluster.graph)
+        has_pods = cluster.graph is None and cluster.fabric is not None and cluster.fabric.pod_nodes is not None
+        self._uplinks = Uplinks(cluster, self._link) if has_pods else None
+        self._torus = None if cluster.graph is not None else cluster.node_link.torus(cluster.gpus_per_node)
 
     def route(self, src: int, dst: int) -> Route:
         """The link directions from global rank ``src`` to ``dst``, in order; none from a rank to itself.
+
+        Where several ways are equal, one of them; :meth:`spread` has all.
 
         Raises:
             ClusterError: a rank is not in the cluster, or a graph has no path between the two.
@@ -58,11 +60,34 @@ class Network:
             if src == dst:
                 found = ()
             elif self._graph is not None:
-                ends = self._path(src, dst)
+                ends = self._graph.path(f"gpu{src}", f"gpu{dst}")
                 found = tuple(self._edge(a, b) for a, b in pairwise(ends))
             else:
                 found = self._standard_route(src, dst)
             self._routes[src, dst] = found
+        return found
+
+    def spread(self, src: int, dst: int) -> Ways:
+        """The link directions that many messages from ``src`` to ``dst`` use, with the share of their bytes on each.
+
+        In a graph equal shortest ways take equal shares at every fork (ECMP); a dragonfly with Valiant routing takes
+        all detours alike. Elsewhere the one route carries all.
+
+        Raises:
+            ClusterError: see :meth:`route`.
+        """
+        found = self._spreads.get((src, dst))
+        if found is None:
+            if self._graph is not None and src != dst:
+                self._check(src)
+                self._check(dst)
+                ways = self._graph.shares(f"gpu{src}", f"gpu{dst}")
+                found = tuple((self._edge(a, b), share) for a, b, share in ways)
+            elif (detours := self._detours(src, dst)) is not None:
+                found = detours
+            else:
+                found = tuple((link, 1.0) for link in self.route(src, dst))
+            self._spreads[src, dst] = found
         return found
 
     def latency_s(self, src: int, dst: int) -> float:
@@ -72,13 +97,19 @@ class Network:
         cluster = self.cluster
         local = cluster.gpus_per_node
         if self._graph is not None:
-            ends = self._path(src, dst)
-            way_s: float = sum(self._graph[a][b]["latency_s"] for a, b in pairwise(ends))
-            return cluster.node_link.p2p_latency_s + way_s
+            return cluster.node_link.p2p_latency_s + self._graph.latency_s(f"gpu{src}", f"gpu{dst}")
         if src // local == dst // local:
-            return cluster.node_link.between(src % local, dst % local).p2p_latency_s
+            link = cluster.node_link.between(src % local, dst % local)
+            if self._torus is not None:
+                return link.p2p_latency_s + len(self.route(src, dst)) * link.step_latency_s
+            return link.p2p_latency_s
         assert cluster.fabric is not None, "several nodes have a fabric"
         return cluster.node_link.p2p_latency_s + cluster.fabric.p2p_latency_s
+
+    def message_bytes_per_s(self, src: int, dst: int) -> float:
+        """What one message between two ranks can reach on a custom graph."""
+        assert self._graph is not None, "elsewhere the cost function knows"
+        return self._graph.widest_bytes_per_s(f"gpu{src}", f"gpu{dst}")
 
     def ring_route(self, order: Sequence[int]) -> tuple[Route, ...]:
         """The route of each step of one ring in this order, the step back to the first rank last."""
@@ -93,6 +124,13 @@ class Network:
     def nic_links(self, rank: int) -> Route:
         """The two directions of a rank's share of the NICs."""
         return (self._nic(rank, ">"), self._nic(rank, "<"))
+
+    def named(self, name: str) -> Link:
+        """The link of that name, of a GPU's own kinds: ``gpu``, ``nic`` and ``ici``."""
+        if name.startswith("ici"):
+            return self._link(name, self.cluster.node_link.bandwidth_bytes_per_s)
+        rank = int(name[3:-1])
+        return self._gpu(rank, name[-1]) if name.startswith("gpu") else self._nic(rank, name[-1])
 
     def group_links(self, ranks: Sequence[int]) -> Route:
         """Every link direction that a ring collective over these ranks uses, each once."""
@@ -118,49 +156,57 @@ class Network:
         Returns:
             Links with the bytes that cross them; links without traffic are left out.
         """
+        loads = self.shared_loads(ranks, node_link_bytes, nic_bytes, every_pair=every_pair)
+        if len(ranks) < 2 or self._graph is not None:
+            return loads
+        nodes, most = span(ranks, self.cluster.gpus_per_node)
+        for rank in ranks:
+            if most > 1 and node_link_bytes > 0 and self._torus is None:
+                loads[self._gpu(rank, ">")] = loads[self._gpu(rank, "<")] = node_link_bytes
+            if nodes > 1 and nic_bytes > 0:
+                loads[self._nic(rank, ">")] = loads[self._nic(rank, "<")] = nic_bytes
+        return loads
+
+    def shared_loads(
+        self,
+        ranks: Sequence[int],
+        node_link_bytes: float,
+        nic_bytes: float,
+        *,
+        every_pair: bool = False,
+        owners: frozenset[int] = frozenset(),
+    ) -> dict[Link, float]:
+        """The part of :meth:`loads` on links that belong to no single rank, or that a rank forwards for others.
+
+        In a torus all links but those of ``owners`` may be left out, if there are any.
+        """
+        loads: dict[Link, float] = {}
         if len(ranks) < 2:
-            return {}
+            return loads
         for rank in (min(ranks), max(ranks)):
             self._check(rank)
         if self._graph is not None:
             return self._graph_loads(ranks, node_link_bytes, nic_bytes, every_pair)
-        loads: dict[Link, float] = {}
-        nodes, most = span(ranks, self.cluster.gpus_per_node)
-        for rank in ranks:
-            if most > 1 and node_link_bytes > 0:
-                loads[self._gpu(rank, ">")] = loads[self._gpu(rank, "<")] = node_link_bytes
-            if nodes > 1 and nic_bytes > 0:
-                loads[self._nic(rank, ">")] = loads[self._nic(rank, "<")] = nic_bytes
-        if nodes > 1 and nic_bytes > 0 and self.cluster.fabric is not None and self.cluster.fabric.pod_nodes:
-            crossing = self._pod_traffic(ranks, self.cluster.fabric.pod_nodes, every_pair)
-            for (pod, rail), shares in crossing.items():
-                loads[self._leaf(pod, rail, ">")] = loads[self._leaf(pod, rail, "<")] = nic_bytes * shares
+        if self._torus is not None and node_link_bytes > 0:
+            self._add_slices(loads, ranks, node_link_bytes, every_pair=every_pair, owners=owners)
+        if nic_bytes > 0 and self._uplinks is not None:
+            for link, carried in self._uplinks.loads(ranks, nic_bytes, every_pair=every_pair):
+                loads[link] = loads.get(link, 0.0) + carried
         return loads
 
-    def _pod_traffic(self, ranks: Sequence[int], pod_nodes: int, every_pair: bool) -> dict[tuple[int, int], float]:
-        """How many members' worth of NIC bytes leave, and enter, each leaf."""
-        local, pod_ranks = self.cluster.gpus_per_node, self.cluster.gpus_per_node * pod_nodes
-        in_pod = Counter(rank // pod_ranks for rank in ranks)
-        if len(in_pod) < 2:
-            return {}
-        in_leaf = Counter((rank // pod_ranks, self._rail(rank)) for rank in ranks)
-        if every_pair:
-            in_node = Counter(rank // local for rank in ranks)
-            shares: dict[tuple[int, int], float] = dict.fromkeys(in_leaf, 0.0)
-            for rank in ranks:
-                pod = rank // pod_ranks
-                away = (len(ranks) - in_pod[pod]) / (len(ranks) - in_node[rank // local])
-                shares[pod, self._rail(rank)] += away
-            return shares
-        # Ranks are visited node by node, so the ring of each rail enters and leaves a pod once: one member's
-        # worth.
-        if self._by_rail():
-            return dict.fromkeys(in_leaf, 1.0)
-        widest: dict[tuple[int, int], float] = {}
-        for node, members in Counter(rank // local for rank in ranks).items():
-            leaf = (node // pod_nodes, 0)
-            widest[leaf] = max(widest.get(leaf, 0.0), float(members))
-        return widest
+    def shared_ways(self, pairs: Iterable[tuple[int, int]]) -> Iterator[tuple[Link, float, int]]:
+        """Links that messages between these pairs may meet on: link, share of a message, number of messages.
+
+        Above the NICs many pairs go the same way, so each way is looked up once.
+        """
+        if self._graph is None and self._torus is None:
+            pairs_and_counts = iter(()) if self._uplinks is None else self._uplinks.kinds(pairs)
+        else:
+            pairs_and_counts = ((pair, 1) for pair in pairs)
+        for (src, dst), count in pairs_and_counts:
+            for link, share in self.spread(src, dst):
+                if self._graph is not None or link.name.startswith(("leaf", "group", "ici")):
+                    yield link, share, count
 
     def _graph_loads(
         self, ranks: Sequence[int], node_link_bytes: float, nic_bytes: float, every_pair: bool
@@ -172,50 +218,73 @@ class Network:
         if every_pair:
             # A pair's share: a member's bytes to one peer, whichever tier carries them.
             share = nic_bytes / (size - per_node) if nodes > 1 else node_link_bytes / (size - 1)
-            routes: Iterable[Route] = (self.route(a, b) for a in ranks for b in ranks if a != b)
+            pairs: Iterable[tuple[int, int]] = ((a, b) for a in ranks for b in ranks if a != b)
         else:
             # A ring's hop carries the whole of it, of which each of a node's NICs would have carried a share.
             share = nic_bytes * per_node if nodes > 1 else node_link_bytes
-            routes = self.ring_route(ranks)
-        for route in routes:
-            for link in route:
-                loads[link] = loads.get(link, 0.0) + share
+            pairs = pairwise([*ranks, ranks[0]])
+        for pair in pairs:
+            for link, part in self.spread(*pair):
+                loads[link] = loads.get(link, 0.0) + share * part
         return {link: nbytes for link, nbytes in loads.items() if nbytes > 0}
 
     def _standard_route(self, src: int, dst: int) -> Route:
         local = self.cluster.gpus_per_node
         node, other = src // local, dst // local
         if node == other:
+            if self._torus is not None:
+                return tuple(self._ici(node * local, hop) for hop in self._torus.route(src % local, dst % local))
             return (self._gpu(src, ">"), self._gpu(dst, "<"))
-        out, into = self._nic(src, ">"), self._nic(dst, "<")
         fabric = self.cluster.fabric
-        if fabric is None or fabric.pod_nodes is None:
-            return (out, into)
-        leaf = (node // fabric.pod_nodes, self._rail(src))
-        other_leaf = (other // fabric.pod_nodes, self._rail(dst))
-        if leaf == other_leaf:
-            return (out, into)
-        return (out, self._leaf(*leaf, ">"), self._leaf(*other_leaf, "<"), into)
+        if self._uplinks is None or fabric is None:
+            return (self._nic(src, ">"), self._nic(dst, "<"))
+        if fabric.rail_optimized and fabric.pxn and src % local != dst % local and self._torus is None:
+            # first to the own node's GPU on the receiver's rail
+            relay = node * local + dst % local
+            return (self._gpu(src, ">"), self._gpu(relay, "<"), *self._standard_route(relay, dst))
+        return (self._nic(src, ">"), *self._uplinks.straight(src, dst), self._nic(dst, "<"))
 
-    def _by_rail(self) -> bool:
-        return self.cluster.fabric is not None and self.cluster.fabric.rail_optimized
+    def _add_slices(
+        self, loads: dict[Link, float], ranks: Sequence[int], wire: float, *, every_pair: bool, owners: frozenset[int]
+    ) -> None:
+        """A collective inside the slices: along all axes of each slice's box, or around where they form no box."""
+        torus, local = self._torus, self.cluster.gpus_per_node
+        assert torus is not None, "slices are tori"
+        for node in per_block(ranks, local):
+            near = frozenset(rank - node * local for rank in owners if rank // local == node) if owners else None
+            if near is not None and not near:
+                continue
+            members = within(ranks, node, local)
+            for hop, carried in slice_loads(torus, members, wire, every_pair=every_pair, near=near).items():
+                link = self._ici(node * local, hop)
+                loads[link] = loads.get(link, 0.0) + carried
 
-    def _rail(self, rank: int) -> int:
-        return rank % self.cluster.gpus_per_node if self._by_rail() else 0
+    def _detours(self, src: int, dst: int) -> Ways | None:
+        """All links of a message, where detours spread it; else nothing."""
+        fabric, local = self.cluster.fabric, self.cluster.gpus_per_node
+        if self._uplinks is None or fabric is None or fabric.routing == "minimal" or src // local == dst // local:
+            return None
+        return ((self._nic(src, ">"), 1.0), *self._uplinks.ways(src, dst), (self._nic(dst, "<"), 1.0))
 
     def _gpu(self, rank: int, way: str) -> Link:
-        return self._link(f"gpu{rank}{way}", self.cluster.node_link.bandwidth_bytes_per_s)
+        return self._link(f"gpu{rank}{way}", self._kind(rank).node_link.bandwidth_bytes_per_s)
 
     def _nic(self, rank: int, way: str) -> Link:
-        return self._link(f"nic{rank}{way}", self.cluster.nic_bytes_per_s)
+        return self._link(f"nic{rank}{way}", self._kind(rank).nic_bytes_per_s)
 
-    def _leaf(self, pod: int, rail: int, way: str) -> Link:
-        fabric = self.cluster.fabric
-        assert fabric is not None, "leaves belong to a fabric"
-        assert fabric.pod_nodes is not None, "without pods there are no uplinks"
-        ports = fabric.pod_nodes * (1 if fabric.rail_optimized else self.cluster.gpus_per_node)
-        name = f"leaf{pod}.{rail}{way}" if fabric.rail_optimized else f"leaf{pod}{way}"
-        return self._link(name, ports * self.cluster.nic_bytes_per_s / fabric.oversubscription)
+    def _kind(self, rank: int) -> Cluster:
+        """The cluster as nodes of this rank's kind have it."""
+        if not self.cluster.groups:
+            return self.cluster
+        kind = self.cluster.kind_of(rank)
+        found = self._kinds.get(kind)
+        if found is None:
+            found = self._kinds[kind] = self.cluster.seen_by([kind])
+        return found
+
+    def _ici(self, first: int, hop: Hop) -> Link:
+        chip, axis, way = hop
+        return self._link(f"ici{first + chip}.{axis}{way}", self.cluster.node_link.bandwidth_bytes_per_s)
 
     def _link(self, name: str, capacity_bytes_per_s: float) -> Link:
         found = self._links.get(name)
@@ -225,19 +294,7 @@ class Network:
 
     def _edge(self, a: str, b: str) -> Link:
         assert self._graph is not None, "only graphs have edges"
-        return self._link(f"{a}>{b}", self._graph[a][b]["capacity_bytes_per_s"])
-
-    def _path(self, src: int, dst: int) -> list[str]:
-        import networkx as nx  # noqa: PLC0415 - a third of a second that only custom topologies need
-
-        assert self._graph is not None, "only graphs have paths of their own"
-        try:
-            path: list[str] = nx.shortest_path(self._graph, f"gpu{src}", f"gpu{dst}", weight="weight")
-        except nx.NetworkXNoPath:
-            raise ClusterError(
-                f"the graph has no path from gpu{src} to gpu{dst}; add an edge that connects their parts"
-            ) from None
-        return path
+        return self._link(f"{a}>{b}", self._graph.capacity_bytes_per_s(a, b))
 
     def _check(self, rank: int) -> None:
         if not 0 <= rank < self.cluster.gpus:
@@ -245,33 +302,3 @@ class Network:
                 f"rank {rank} is not in the cluster, whose {self.cluster.gpus} GPUs are ranks 0 to "
                 f"{self.cluster.gpus - 1}; name one of those"
             )
-
-
-def span(ranks: Sequence[int], gpus_per_node: int) -> tuple[int, int]:
-    """Over how many nodes ranks are spread, and how many of them the fullest node has.
-
-    For a range this takes constant time in its length.
-
-    >>> span(range(0, 64, 4), 8), span([0, 1, 8], 8)
-    ((8, 2), (2, 2))
-    """
-    if not ranks:
-        return 0, 0
-    if not isinstance(ranks, range):
-        per_node = Counter(rank // gpus_per_node for rank in ranks)
-        return len(per_node), max(per_node.values())
-    ranks = ranks if ranks.step > 0 else ranks[::-1]
-    step = ranks.step
-    if step >= gpus_per_node:
-        return len(ranks), 1
-    first, last = ranks[0] // gpus_per_node, ranks[-1] // gpus_per_node
-    # The pattern of ranks on nodes repeats after this many nodes; the first and last node may be cut.
-    period = step // gcd(step, gpus_per_node)
-    most = max(_in_node(ranks, node, gpus_per_node) for node in {*range(first, min(last, first + period) + 1), last})
-    return last - first + 1, most
-
-
-def _in_node(ranks: range, node: int, gpus_per_node: int) -> int:
-    start = node * gpus_per_node
-    below = [max(0, min(len(ranks), -((ranks.start - edge) // ranks.step))) for edge in (start, start + gpus_per_node)]
-    return below[1] - below[0]

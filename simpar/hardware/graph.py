@@ -3,16 +3,21 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 
 from simpar.description import Description
-from simpar.errors import ClusterError
+from simpar.errors import ClusterError, SimparError
+from simpar.hardware.topologies import cables
 from simpar.units import US, gbps
 
 if TYPE_CHECKING:
     import networkx as nx
+
+
+_ENDS = ("source", "target", "bandwidth_gbps", "latency_us")
+_NO_CABLE = {"capacity_bytes_per_s": 0.0, "cable_bytes_per_s": 0.0, "latency_s": float("inf")}
 
 
 class Edge(Description):
@@ -24,6 +29,8 @@ class Edge(Description):
         bandwidth_gbps: usable rate of one direction in Gb/s.
         latency_us: time of flight in µs.
     """
+
+    error_type: ClassVar[type[SimparError]] = ClusterError
 
     source: str = Field(min_length=1)
     target: str = Field(min_length=1)
@@ -40,15 +47,18 @@ class Edge(Description):
 class Graph(Description):
     """A topology as edges.
 
-    Takes a list of edges, networkx node-link data, or the path of a JSON file with either.
+    Takes a list of edges, networkx node-link data, a named topology such as ``{topology: dragonfly, groups: 9, …}``
+    (:mod:`simpar.hardware.topologies`), or the path of a JSON file with one of these.
 
-    Parallel edges are one bundle: their bandwidths add up, since many messages spread over them by hashing,
-    and the shortest latency counts. A single message over such a bundle is therefore predicted too fast.
+    Parallel edges (those of a networkx multigraph) are one bundle: their bandwidths add up, since many messages spread
+    over them by hashing, and the shortest latency counts. One message alone reaches what its widest cable carries.
 
     Attributes:
         edges: the cables.
         directed: whether an edge goes only from source to target.
     """
+
+    error_type: ClassVar[type[SimparError]] = ClusterError
 
     edges: tuple[Edge, ...] = Field(min_length=1)
     directed: bool = False
@@ -57,11 +67,15 @@ class Graph(Description):
     @classmethod
     def _read(cls, data: Any) -> Any:
         if isinstance(data, str | Path):
-            data = _load(Path(data))
+            return dict(_load(Path(data)))
+        if isinstance(data, Mapping) and "topology" in data:
+            data = cables(data)
         if isinstance(data, Mapping) and ("links" in data or "nodes" in data):
             return _from_node_link(data)
         if isinstance(data, Sequence) and not isinstance(data, str):
-            return {"edges": [_edge(item) for item in data]}
+            data = {"edges": data}
+        if isinstance(data, Mapping) and isinstance(data.get("edges"), Sequence):
+            return {**data, "edges": [_edge(item) for item in data["edges"]]}
         return data
 
     def require(self, names: Sequence[str]) -> None:
@@ -75,7 +89,7 @@ class Graph(Description):
             )
 
     def build(self) -> "nx.DiGraph[str]":
-        """The graph with ``capacity_bytes_per_s``, ``latency_s`` and an integer ``weight`` on each direction.
+        """The graph with the rate of a bundle and of its widest cable, latency and integer weight on each direction.
 
         The weight is the latency in whole picoseconds and one more a hop, so ties go to fewer hops, exactly.
         """
@@ -87,31 +101,38 @@ class Graph(Description):
             if not self.directed:
                 ends.append((edge.target, edge.source))
             for source, target in ends:
-                old = graph.get_edge_data(source, target, {"capacity_bytes_per_s": 0.0, "latency_s": float("inf")})
+                old = graph.get_edge_data(source, target, _NO_CABLE)
                 latency_s = min(old["latency_s"], edge.latency_us * US)
                 graph.add_edge(
                     source,
                     target,
                     capacity_bytes_per_s=old["capacity_bytes_per_s"] + gbps(edge.bandwidth_gbps),
+                    cable_bytes_per_s=max(old["cable_bytes_per_s"], gbps(edge.bandwidth_gbps)),
                     latency_s=latency_s,
                     weight=round(latency_s * 1e12) + 1,
                 )
         return graph
 
 
-def _load(path: Path) -> Any:
+def _load(path: Path) -> Graph:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ClusterError(f"graph file '{path}' cannot be read ({error.strerror}); give a path to JSON") from None
     except json.JSONDecodeError as error:
         raise ClusterError(f"graph file '{path}' is not JSON ({error}); write it with json.dump") from None
+    try:
+        return Graph.model_validate(data)
+    except ClusterError as error:
+        raise ClusterError(f"graph file '{path}': {error}") from None
 
 
 def _edge(item: Any) -> Any:
     """An edge given as (source, target, bandwidth_gbps[, latency_us]) becomes a mapping."""
     if isinstance(item, Sequence) and not isinstance(item, str):
-        return dict(zip(("source", "target", "bandwidth_gbps", "latency_us"), item, strict=False))
+        if len(item) > len(_ENDS):
+            raise ClusterError(f"an edge of {len(item)} parts has too many; write [{', '.join(_ENDS)}]")
+        return dict(zip(_ENDS, item, strict=False))
     return item
 
 

@@ -8,12 +8,12 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from simpar.description import Description
-from simpar.errors import ClusterError
+from simpar.errors import ClusterError, SimparError
 from simpar.hardware.cluster import Fabric, NodeLink
 from simpar.hardware.device import Device
 
@@ -37,6 +37,8 @@ class Accuracy(Description):
         bias: median of log(predicted/measured); positive if predictions are too slow.
     """
 
+    error_type: ClassVar[type[SimparError]] = ClusterError
+
     what: str
     region: str
     split: str
@@ -58,6 +60,8 @@ class Provenance(Description):
         files: measurement files by name, with the number of measurements that the fit took from each.
         facts: what the measurements say of themselves.
     """
+
+    error_type: ClassVar[type[SimparError]] = ClusterError
 
     command: str = ""
     date: str = ""
@@ -83,6 +87,8 @@ class Profile(Description):
         notes: what was not measured, left out or striking, one sentence each.
         provenance: how it came about.
     """
+
+    error_type: ClassVar[type[SimparError]] = ClusterError
 
     schema_version: int = SCHEMA_VERSION
     name: str = Field(min_length=1)
@@ -173,8 +179,5 @@ def parse_profile(text: str, origin: str) -> Profile:
         )
     try:
         return Profile.model_validate(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
-        reason = first["msg"].removeprefix("Value error, ")
-        raise ClusterError(f"{origin}: {f'field {field}: ' if field else ''}{reason}") from None
+    except SimparError as error:
+        raise ClusterError(f"{origin}: {error}") from None

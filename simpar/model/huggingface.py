@@ -1,7 +1,7 @@
 """Reads a Hugging Face ``config.json`` into a :class:`~simpar.model.transformer.Transformer`.
 
 One small function an architecture says what the file leaves to the library's own code: defaults, biases,
-norms, windows. Architectures that a dense transformer cannot describe are refused rather than approximated in
+norms, windows, experts. Architectures that a transformer cannot describe are refused rather than approximated in
 silence.
 """
 
@@ -10,34 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from simpar.errors import ModelError, nearest
-from simpar.model.architectures import ARCHITECTURES, ConfigReader, Fields
+from simpar.model.architectures import DENSE, Architecture
+from simpar.model.config_reader import ConfigReader, Fields
+from simpar.model.sparse_architectures import REFUSED, SPARSE, check_dense
 from simpar.model.transformer import Transformer
 from simpar.units import MB
 
-_EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-_EXPERT_TYPES = frozenset(
-    {
-        "dbrx",
-        "deepseek_v2",
-        "deepseek_v3",
-        "glm4_moe",
-        "gpt_oss",
-        "granitemoe",
-        "grok-1",
-        "jamba",
-        "llama4",
-        "llama4_text",
-        "mixtral",
-        "olmoe",
-        "phimoe",
-        "qwen2_moe",
-        "qwen3_moe",
-        "qwen3_vl_moe",
-    }
-)
+ARCHITECTURES: Mapping[str, Architecture] = {**DENSE, **SPARSE}
+"""Every architecture that can be imported, by ``model_type``."""
 
 _LARGEST_FILE = 10 * MB  # a configuration has some kilobytes
 
@@ -53,7 +34,7 @@ def from_config(path_or_dict: str | Path | Mapping[str, Any], name: str | None =
 
     Raises:
         ModelError: the file is missing or no JSON, a field is missing or of the wrong kind, or the
-            architecture is unknown or not a dense transformer (mixture of experts, latent attention).
+            architecture is unknown or has layers that a transformer cannot describe (state spaces).
     """
     if isinstance(path_or_dict, Mapping):
         config, label, default_name = path_or_dict, "config", None
@@ -64,16 +45,12 @@ def from_config(path_or_dict: str | Path | Mapping[str, Any], name: str | None =
         stem = path.parent.resolve().name if path.stem == "config" else path.stem
         default_name = stem.split("--")[-1]
     text, tower = _text_tower(config, label)
-    model_type = text.get("model_type", config.get("model_type"))
-    _refuse_experts(text, config, label)
-    if not isinstance(model_type, str) or _family(model_type) not in ARCHITECTURES:
-        raise ModelError(
-            f"{label}: model_type {model_type!r} is not an architecture that can be imported"
-            f"{nearest(str(model_type), sorted(ARCHITECTURES))}; describe it as a Transformer yourself,"
-            f" or use one of: {', '.join(sorted(ARCHITECTURES))}"
-        )
-    read, tied = ARCHITECTURES[_family(model_type)]
+    model_type = _known(text.get("model_type", config.get("model_type")), label)
+    family = _family(model_type)
+    read, tied = ARCHITECTURES[family]
     reader = ConfigReader(text, label + (": text_config" if tower else ""))
+    if family in DENSE:
+        check_dense(reader, model_type, SPARSE)
     fields: Fields = {
         "name": name or default_name or str(config.get("_name_or_path") or "").split("/")[-1] or model_type,
         "tied_embeddings": reader.flag("tie_word_embeddings", reader.outer_flag(config, tied)),
@@ -86,10 +63,8 @@ def from_config(path_or_dict: str | Path | Mapping[str, Any], name: str | None =
     )
     try:
         return Transformer.model_validate({**fields, "note": "; ".join(note for note in notes if note)})
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ModelError(f"{label}: {where + ': ' if where else ''}{first['msg']}") from error
+    except ModelError as error:
+        raise ModelError(f"{label}: {error}") from None
 
 
 def _load(path: Path) -> Mapping[str, Any]:
@@ -123,30 +98,28 @@ def _text_tower(config: Mapping[str, Any], label: str) -> tuple[Mapping[str, Any
     return text, True
 
 
-def _refuse_experts(text: Mapping[str, Any], config: Mapping[str, Any], label: str) -> None:
-    types = [str(part["model_type"]) for part in (text, config) if "model_type" in part]
-    shown = types[0] if types else "unknown"
-    if "kv_lora_rank" in text:
+def _known(model_type: Any, label: str) -> str:
+    """The architecture's name, if it can be imported."""
+    if isinstance(model_type, str) and model_type in REFUSED:
         raise ModelError(
-            f"{label}: model_type '{shown}' uses multi-head latent attention (MLA, kv_lora_rank"
-            f" {text['kv_lora_rank']}){' and mixture-of-experts layers' if _has_experts(text) else ''},"
-            " which is not supported yet; choose a model with plain or grouped-query attention"
+            f"{label}: model_type '{model_type}' {REFUSED[model_type]}; choose a model of attention layers and MLPs"
         )
-    if _has_experts(text) or not _EXPERT_TYPES.isdisjoint(types):
+    if not isinstance(model_type, str) or _family(model_type) not in ARCHITECTURES:
         raise ModelError(
-            f"{label}: model_type '{shown}' is a mixture-of-experts model, which is not supported yet;"
-            " choose a dense model"
+            f"{label}: model_type {model_type!r} is not an architecture that can be imported"
+            f"{nearest(str(model_type), sorted(ARCHITECTURES))}; describe it as a Transformer yourself,"
+            f" or use one of: {', '.join(sorted(ARCHITECTURES))}"
         )
-
-
-def _has_experts(text: Mapping[str, Any]) -> bool:
-    counts = (text.get(key) for key in _EXPERT_KEYS)
-    return any(isinstance(count, int) and count > 1 for count in counts)
+    return model_type
 
 
 def _family(model_type: str) -> str:
-    """The dense text architecture behind the name that a multimodal file gives its text tower."""
+    """The text architecture behind other names of it, such as a multimodal file gives its text tower."""
     return {
+        "llama4": "llama4_text",
+        "qwen3_5": "qwen3_5_text",
+        "qwen3_5_moe": "qwen3_5_moe_text",
+        "qwen3_vl_moe_text": "qwen3_moe",
         "qwen3_vl_text": "qwen3",
         "qwen2_vl": "qwen2",
         "qwen2_vl_text": "qwen2",

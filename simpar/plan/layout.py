@@ -1,30 +1,42 @@
 """A plan laid over a model and a cluster: every rule of the field checked, everything left open filled in."""
 
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from statistics import NormalDist
+from typing import Any, Literal
 
 from simpar.errors import PlanError
+from simpar.framework.framework import Framework, OperationName, Pass, framework
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import Device
 from simpar.model.module import ModuleModel
 from simpar.model.transformer import Transformer
 from simpar.model.work import AttentionKernel
+from simpar.plan.kinds import check_experts, check_kinds, expert_fields
 from simpar.plan.partition import samples_to_microbatches
-from simpar.plan.plan import Plan, Precision, StateDType
-from simpar.units import MIB
+from simpar.plan.plan import Overlap, Plan, Precision, StateDType
+from simpar.plan.samples import StepSamples, step_samples
+from simpar.plan.sync import ParameterServer
 
 Model = Transformer | ModuleModel
 _DEFAULT_SEQ_LEN = 4096
-_DDP_BUCKET_BYTES = 25 * MIB  # torch DistributedDataParallel(bucket_cap_mb=25), gradients in fp32
 _MEGATRON_BUCKET = 40_000_000  # parameters; Megatron-Core DistributedDataParallelConfig: max(40 M, 1 M · dp)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Layout:
-    """A plan with nothing left open; ranks count tensor-parallel first, then data, then pipeline (Megatron's order).
+    """A plan with nothing left open.
+
+    Ranks count tensor-parallel first, then context, then data, then pipeline (Megatron's order).
 
     Attributes:
         plan: the plan as given.
-        dp: data-parallel degree.
+        framework: the training software.
+        overlap: which communication runs beside compute, nothing left open but ``p2p``.
+        dp: data-parallel degree, over which the batch is split.
+        etp: expert-tensor-parallel degree.
+        has_experts: whether some layers have experts.
         shard: ranks over which ZeRO shards; ``dp // shard`` groups of them are replicas of each other.
         microbatches: microbatches per step and replica.
         global_batch: samples per step.
@@ -33,15 +45,23 @@ class Layout:
         grad_dtype: dtype of gradients.
         attention: kernel of the attention core.
         launch_s: host seconds per launch.
+        ring_extra_s: latency of each pass of a tensor-parallel ring beyond that of the network.
+        layer_split: how layers are spread over stages.
+        loss_kernel: kind of cross entropy.
         bucket_parameters: parameters per gradient bucket.
         buckets_first_chunk_only: whether the other chunks are one bucket each.
         clips_gradients: whether the optimizer scales gradients by their norm.
         keeps_gradients: whether gradients live in buffers that each step zeroes (Megatron-LM), rather than being freed
             (``zero_grad(set_to_none=True)``, the default of modules and of FSDP2).
+        samples: those of the step, where they differ in length.
     """
 
     plan: Plan
+    framework: Framework
+    overlap: Overlap
     dp: int
+    etp: int
+    has_experts: bool
     shard: int
     microbatches: int
     global_batch: int
@@ -50,27 +70,88 @@ class Layout:
     grad_dtype: StateDType
     attention: AttentionKernel
     launch_s: float
+    ring_extra_s: float
+    layer_split: Literal["uniform", "balanced", "greedy"] | tuple[int, ...]
+    loss_kernel: Literal["unfused", "fused"]
     bucket_parameters: int
     buckets_first_chunk_only: bool
     clips_gradients: bool
     keeps_gradients: bool
+    samples: StepSamples | None = None
+
+    @property
+    def server(self) -> ParameterServer | None:
+        """The parameter servers, if any."""
+        return self.plan.sync if isinstance(self.plan.sync, ParameterServer) else None
+
+    @property
+    def reducing(self) -> int:
+        """Replicas that add up their gradients in every step: all, but for periodic synchronisation."""
+        if self.plan.sync_every == 1:
+            return self.replicas
+        return self.shard if self.plan.zero else 1
+
+    @property
+    def steps(self) -> int:
+        """Steps that one simulation covers: a round of periodic synchronisation, or some asynchronous steps."""
+        return self.server.simulated_steps if self.server is not None else self.plan.sync_every
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of a step without padding; of a module, samples."""
+        return self.samples.tokens if self.samples is not None else self.global_batch * self.seq_len
 
     @property
     def overlaps_messages(self) -> bool:
         """Whether a stage computes while its messages are under way."""
         plan = self.plan
-        if plan.overlap.p2p is None:
-            return plan.schedule == "interleaved" or plan.stage_sync == "condition_variable"
-        return plan.overlap.p2p
+        if self.overlap.p2p is None:
+            return plan.schedule not in ("gpipe", "1f1b") or plan.stage_sync == "condition_variable"
+        return self.overlap.p2p
+
+    @property
+    def replicas(self) -> int:
+        """Ranks of a stage and tensor-parallel index, which hold the same weights: data- and context-parallel ones."""
+        return self.dp * self.plan.cp
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks over which the routed experts of a layer are spread."""
+        return self.plan.ep * self.etp
+
+    @property
+    def expert_replicas(self) -> int:
+        """Ranks of a stage that hold the same experts."""
+        return self.plan.tp * self.replicas // self.expert_ranks
+
+    @property
+    def expert_shard(self) -> int:
+        """Ranks over which ZeRO shards experts: as many replicas of the sharded states as for other parameters."""
+        return self.expert_replicas // (self.replicas // self.shard)
 
     @property
     def tokens(self) -> int:
-        """Tokens of one microbatch."""
-        return self.plan.micro_batch * self.seq_len
+        """Tokens of one microbatch on one rank."""
+        return self.plan.micro_batch * self.seq_len // self.plan.cp
 
     def rank(self, stage: int, replica: int = 0, shard: int = 0) -> int:
-        """Global rank of pipeline rank ``stage``, data-parallel index ``replica``, tensor-parallel index ``shard``."""
-        return shard + self.plan.tp * (replica + self.dp * stage)
+        """Global rank of pipeline rank ``stage``, index ``replica`` among replicas, tensor-parallel index ``shard``."""
+        return shard + self.plan.tp * (replica + self.replicas * stage)
+
+    def operation(self, name: OperationName, *, backward: bool) -> Pass:
+        """Traffic and launches of a memory-bound operation, as the framework (compiled or not) runs it."""
+        found = self.framework.operations[name]
+        one = found.backward if backward else found.forward
+        return Pass(nbytes=one.nbytes * self.traffic, launches=self.launches(one.launches))
+
+    @cached_property
+    def traffic(self) -> float:
+        """Traffic of memory-bound kernels over what they must read and write."""
+        return self.framework.traffic(compiled=self.plan.compile)
+
+    def launches(self, count: float) -> int:
+        """Kernels that the host launches where the framework lists ``count``."""
+        return self.framework.launches(count, compiled=self.plan.compile)
 
 
 def lay_out(plan: Plan, model: Model, cluster: Cluster) -> Layout:
@@ -79,46 +160,95 @@ def lay_out(plan: Plan, model: Model, cluster: Cluster) -> Layout:
     Raises:
         PlanError: the first rule that the plan breaks, with the values and a mend.
     """
+    software = plan.framework or framework("megatron-core" if isinstance(model, Transformer) else "pytorch")
     dp = _data_parallel(plan, cluster)
-    shard = _shard(plan, dp)
+    shard = _shard(plan, dp * plan.cp)
     if isinstance(model, Transformer):
         _check_transformer(plan, model)
+        check_experts(plan, model, dp, dp * plan.cp // shard)
+        check_kinds(plan, model)
         seq_len = plan.seq_len or min(model.max_positions or _DEFAULT_SEQ_LEN, _DEFAULT_SEQ_LEN)
         _check_sequence(plan, seq_len)
     else:
         _check_module(plan, model)
         seq_len = 1
     global_batch, microbatches = _batch(plan, dp)
+    samples = _samples(plan, model, dp, microbatches, seq_len)
+    if samples is not None:
+        seq_len = max(max(lengths) for lengths in samples.padded)
     device = cluster.device
     precision = _precision(plan, model)
-    device.gemm_fit(precision)
+    for kind in cluster.devices:
+        kind.gemm_fit(precision)
     if plan.collective_algorithm.startswith("nvls") and not cluster.node_link.nvls:
         raise PlanError(
             f"collective_algorithm '{plan.collective_algorithm}' needs a switch that reduces (NVLS), which "
             f"the node link of {device.name} has not; set collective_algorithm=auto, ring or tree"
         )
-    attention: AttentionKernel = _fastest_attention(device) if plan.attention == "auto" else plan.attention
+    attention = _attention(plan, software, device)
     if attention != "unfused" and attention not in device.attention_kernel_speed:
         raise PlanError(
             f"attention '{attention}' does not run on {device.name}, which has "
             f"{', '.join(sorted(device.attention_kernel_speed))}; set attention=auto"
         )
+    buckets = _buckets(plan, software, model, dp * plan.cp)
+    has_experts = isinstance(model, Transformer) and model.moe is not None
     return Layout(
         plan=plan,
+        framework=software,
+        overlap=_overlap(plan, software),
         dp=dp,
+        etp=(plan.etp or plan.tp) if has_experts else 1,
+        has_experts=has_experts,
         shard=shard,
         microbatches=microbatches,
         global_batch=global_batch,
         seq_len=seq_len,
         precision=precision,
-        grad_dtype=plan.grad_dtype or "fp32",
+        grad_dtype=plan.grad_dtype or software.grad_dtype.get(precision, "fp32"),
         attention=attention,
-        launch_s=device.launch_s if plan.launch_s is None else plan.launch_s,
-        bucket_parameters=plan.bucket_parameters or _bucket_parameters(model, dp),
-        buckets_first_chunk_only=plan.bucket_parameters is None and isinstance(model, Transformer),
+        launch_s=_launch_s(plan, software, cluster, dp),
+        ring_extra_s=software.cross_node_step_s * (plan.tp - 1) if plan.tp > cluster.gpus_per_node else 0.0,
+        layer_split=plan.layer_split or software.layer_split,
+        loss_kernel=plan.loss_kernel or software.loss_kernel,
+        bucket_parameters=buckets[0],
+        buckets_first_chunk_only=buckets[1],
         clips_gradients=isinstance(model, Transformer) if plan.clip_gradients is None else plan.clip_gradients,
-        keeps_gradients=isinstance(model, Transformer) and plan.zero < 3,
+        keeps_gradients=isinstance(model, Transformer) and plan.zero < 3 and software.keeps_gradients,
+        samples=samples,
     )
+
+
+def _attention(plan: Plan, software: Framework, device: Device) -> AttentionKernel:
+    """The plan's kernel, else the framework's where the device has it, else the device's newest."""
+    if plan.attention != "auto":
+        return plan.attention
+    usual = software.attention
+    return usual if usual in {"unfused", *device.attention_kernel_speed} and usual else _fastest_attention(device)
+
+
+def _overlap(plan: Plan, software: Framework) -> Overlap:
+    """What the plan leaves open, the framework decides, and then what most do."""
+    usual: dict[str, Any] = {"grad_reduce": True, "param_gather": True, "tp": "bulk", "ep": False}
+    usual.update({str(name): value for name, value in software.overlap.items()})
+    return Overlap(**{name: usual.get(name) if value is None else value for name, value in plan.overlap})
+
+
+def _launch_s(plan: Plan, software: Framework, cluster: Cluster, dp: int) -> float:
+    """Host time per launch of a rank.
+
+    Where tensor-parallel ranks wait for each other in every layer, the slowest of them counts: n normal variables have
+    their maximum about Φ⁻¹((n - 3/8) / (n + 1/4)) deviations above the mean (Blom 1958).
+    """
+    if plan.launch_s is not None:
+        return plan.launch_s
+    launch_s = cluster.device.launch_s if software.launch_s is None else software.launch_s
+    if plan.tp == 1:
+        return launch_s
+    if plan.pp > 1 and cluster.nodes > 1 and plan.tp * plan.cp * dp >= cluster.gpus_per_node:
+        launch_s += software.cross_node_launch_s * plan.tp
+    slowest = NormalDist().inv_cdf((plan.tp - 0.375) / (plan.tp + 0.25))
+    return launch_s * (1.0 + software.lockstep_spread * slowest)
 
 
 def _precision(plan: Plan, model: Model) -> Precision:
@@ -132,27 +262,68 @@ def _precision(plan: Plan, model: Model) -> Precision:
     return model.dtype
 
 
-def _bucket_parameters(model: Model, dp: int) -> int:
-    """Megatron-Core's rule for transformers, DistributedDataParallel's for other modules."""
-    return max(_MEGATRON_BUCKET, 1_000_000 * dp) if isinstance(model, Transformer) else _DDP_BUCKET_BYTES // 4
+def _buckets(plan: Plan, software: Framework, model: Model, replicas: int) -> tuple[int, bool]:
+    """Parameters per gradient bucket, and whether only the first chunk of the first stage is cut into buckets."""
+    if plan.bucket_parameters is not None:
+        return plan.bucket_parameters, False
+    if software.bucket == "megatron-core":
+        return max(_MEGATRON_BUCKET, 1_000_000 * replicas), True
+    return (software.bucket_parameters or max(model.parameters, 1)), False
 
 
 def _fastest_attention(device: Device) -> AttentionKernel:
     return max(device.attention_kernel_speed, key=lambda kernel: device.attention_kernel_speed[kernel])
 
 
+def _samples(plan: Plan, model: Model, dp: int, microbatches: int, seq_len: int) -> StepSamples | None:
+    """The step's samples, where the plan has a data set of its own."""
+    if plan.data is None:
+        return None
+    if not isinstance(model, Transformer):
+        raise PlanError(
+            f"data gives samples a length in tokens, which means nothing to the module {model.name}; drop it"
+        )
+    multiple = plan.data.multiple
+    if (plan.cp > 1 and multiple % (2 * plan.cp)) or (plan.sequence_parallel and multiple // plan.cp % plan.tp):
+        parts = 2 * plan.cp * (plan.tp if plan.sequence_parallel else 1)
+        raise PlanError(
+            f"data.multiple {multiple} leaves sequences that tp {plan.tp} and cp {plan.cp} cannot divide evenly; set it "
+            f"to a multiple of {parts}"
+        )
+    longest = seq_len if plan.seq_len is not None else model.max_positions
+    return step_samples(plan.data, dp=dp, micro_batch=plan.micro_batch, microbatches=microbatches, longest=longest)
+
+
+def _worker_gpus(plan: Plan, cluster: Cluster) -> int:
+    """GPUs that train: all but those of nodes that are parameter servers."""
+    server = plan.sync if isinstance(plan.sync, ParameterServer) else None
+    if server is None or server.on != "nodes":
+        return cluster.gpus
+    nodes = server.servers or 1
+    if nodes >= cluster.nodes:
+        raise PlanError(
+            f"{nodes} servers on nodes of their own leave no worker of the cluster's {cluster.nodes} nodes; set "
+            f"sync.servers to at most {cluster.nodes - 1}, or add nodes"
+            if cluster.nodes > 1
+            else f"servers on nodes of their own need a second node, but the cluster has one; set sync.on=hosts"
+        )
+    return cluster.gpus - nodes * cluster.gpus_per_node
+
+
 def _data_parallel(plan: Plan, cluster: Cluster) -> int:
-    gpus, model_parallel = cluster.gpus, plan.tp * plan.pp
+    gpus = _worker_gpus(plan, cluster)
+    degrees = {"tp": plan.tp, "cp": plan.cp, "pp": plan.pp}
+    model_parallel = prod(degrees.values())
+    shown = " × ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1 or name != "cp")
     if gpus % model_parallel:
         raise PlanError(
-            f"tp {plan.tp} × pp {plan.pp} = {model_parallel} does not divide the cluster's {gpus} GPUs; "
+            f"{shown} = {model_parallel} does not divide the cluster's {gpus} GPUs; "
             f"choose degrees whose product divides {gpus}"
         )
     dp = gpus // model_parallel
     if plan.dp is not None and plan.dp != dp:
         raise PlanError(
-            f"dp {plan.dp} × tp {plan.tp} × pp {plan.pp} = {plan.dp * model_parallel} ranks, "
-            f"but the cluster has {gpus} GPUs; set dp={dp}"
+            f"dp {plan.dp} × {shown} = {plan.dp * model_parallel} ranks, but the cluster has {gpus} GPUs; set dp={dp}"
         )
     local = cluster.gpus_per_node
     if local % plan.tp and plan.tp % local:
@@ -189,7 +360,8 @@ def _batch(plan: Plan, dp: int) -> tuple[int, int]:
 
 def _check_transformer(plan: Plan, model: Transformer) -> None:
     tp = plan.tp
-    for what, count in (("heads", model.heads), ("ffn_hidden", model.ffn_hidden)):
+    has_mlp = any(kind.mlp == "dense" for kind in model.layer_kinds)
+    for what, count in (("heads", model.heads), ("ffn_hidden", model.ffn_hidden if has_mlp else tp)):
         if count % tp:
             raise PlanError(
                 f"tp {tp} does not divide the {count} {what} of {model.name}; set tp to a divisor of {count}"
@@ -199,9 +371,24 @@ def _check_transformer(plan: Plan, model: Transformer) -> None:
             f"tp {tp} neither divides nor is a multiple of the {model.kv_heads} kv_heads of {model.name}; "
             f"set tp to a divisor of {model.kv_heads}"
         )
+    if plan.cp > 1 and plan.cp_method == "all_to_all" and model.heads // tp % plan.cp:
+        raise PlanError(
+            f"cp {plan.cp} with cp_method 'all_to_all' splits the {model.heads // tp} heads of a rank of {model.name}, "
+            "which it does not divide; set cp to a divisor, or cp_method=ring"
+        )
     if plan.sequence_parallel and tp == 1:
         raise PlanError(
             "sequence_parallel shards over the tensor-parallel group, but tp is 1; raise tp or switch it off"
+        )
+    if plan.frozen_layers is not None and plan.frozen_layers > model.layers:
+        raise PlanError(
+            f"frozen_layers {plan.frozen_layers} is more than the {model.layers} layers of {model.name}; "
+            f"set frozen_layers to at most {model.layers}"
+        )
+    if plan.frozen_layers is not None and model.tied_embeddings:
+        raise PlanError(
+            f"frozen_layers {plan.frozen_layers} freezes the embedding, which is also the head of {model.name}; "
+            "set tied_embeddings=false or drop frozen_layers"
         )
     if plan.recompute_layers is not None and plan.recompute_layers > model.layers:
         raise PlanError(
@@ -216,17 +403,34 @@ def _check_transformer(plan: Plan, model: Transformer) -> None:
 
 
 def _check_sequence(plan: Plan, seq_len: int) -> None:
-    if plan.sequence_parallel and seq_len % plan.tp:
+    if plan.cp > 1 and seq_len % (2 * plan.cp):
         raise PlanError(
-            f"sequence_parallel splits seq_len {seq_len} over tp {plan.tp}, which does not divide it; "
-            f"set seq_len to a multiple of {plan.tp}"
+            f"cp {plan.cp} cuts seq_len {seq_len} into {2 * plan.cp} pieces, so that causal work is even, but these "
+            f"do not divide it; set seq_len to a multiple of {2 * plan.cp}"
+        )
+    if plan.sequence_parallel and seq_len // plan.cp % plan.tp:
+        raise PlanError(
+            f"sequence_parallel splits seq_len {seq_len // plan.cp} over tp {plan.tp}, which does not divide it; "
+            f"set seq_len to a multiple of {plan.tp * plan.cp}"
         )
 
 
 def _check_module(plan: Plan, model: ModuleModel) -> None:
+    for name, value, usual in expert_fields(plan):
+        if value != usual:
+            raise PlanError(
+                f"{name} {value} needs a transformer description, but {model.name} is a traced module; drop it"
+            )
     if plan.tp > 1:
         raise PlanError(f"tp {plan.tp} needs a transformer description, but {model.name} is a traced module; set tp=1")
+    if plan.cp > 1:
+        raise PlanError(f"cp {plan.cp} needs a transformer description, but {model.name} is a traced module; set cp=1")
     if plan.seq_len is not None:
         raise PlanError(f"seq_len {plan.seq_len} has no meaning for the module {model.name}; drop it")
+    if plan.frozen_layers is not None:
+        raise PlanError(
+            f"frozen_layers {plan.frozen_layers} has no meaning for the module {model.name}; drop it and trace the "
+            "module with requires_grad_(False) on what is frozen"
+        )
     if plan.recompute == "selective":
         raise PlanError(f"recompute 'selective' needs a transformer description, not {model.name}; set recompute=full")

@@ -7,7 +7,8 @@ from typing import Literal
 
 from simpar.errors import PlanError, nearest
 
-Split = Literal["uniform", "balanced"] | tuple[int, ...]
+Split = Literal["uniform", "balanced", "greedy"] | tuple[int, ...]
+_RULES = ("uniform", "balanced", "greedy")
 
 
 def partition(
@@ -15,7 +16,7 @@ def partition(
     stages: int,
     *,
     split: Split = "uniform",
-    layer_cost: float = 1.0,
+    layer_cost: float | Sequence[float] = 1.0,
     first_cost: float = 0.0,
     last_cost: float = 0.0,
 ) -> tuple[range, ...]:
@@ -28,10 +29,15 @@ def partition(
       ``--account-for-loss-in-pipeline-split``.
     * ``balanced``: the costliest stage costs as little as possible, where a stage costs its layers, and the
       first and the last one ``first_cost`` and ``last_cost`` on top. Ties are broken as in ``uniform``.
+    * ``greedy``: layers go to a stage until the costs so far, those of the head at the end, exceed its share of the
+      whole (nanotron's ``build_model``, where a cost is a number of weights). A head of many layers' cost leaves the
+      stages before it empty, there as here.
     * a tuple: as many layers as it says.
 
     The last and the first stage may be left without layers where they have an embedding or a head to do: with
-    ``balanced`` if these have a cost, with a tuple if it says so.
+    ``uniform`` if stages are more than layers (30 layers on 32 stages, as Megatron's
+    ``--account-for-embedding-in-pipeline-split`` counts), with ``balanced`` and ``greedy`` if these have a cost, with a
+    tuple if it says so.
 
     >>> [len(r) for r in partition(30, 4)], [len(r) for r in partition(30, 4, split="balanced", last_cost=3)]
     ([7, 8, 8, 7], [8, 8, 9, 5])
@@ -40,9 +46,9 @@ def partition(
         layers: layers of the model.
         stages: virtual stages of the pipeline.
         split: the rule.
-        layer_cost: cost of a layer, in any unit.
-        first_cost: cost of the embedding in the same unit; counts only for ``balanced``.
-        last_cost: cost of the head and the loss in the same unit; counts only for ``balanced``.
+        layer_cost: cost of a layer, in any unit, or of each.
+        first_cost: cost of the embedding in the same unit.
+        last_cost: cost of the head and the loss in the same unit.
 
     Raises:
         PlanError: the split cannot hold these layers.
@@ -50,23 +56,80 @@ def partition(
     if layers < 1 or stages < 1:
         raise PlanError(f"{layers} layers on {stages} stages is no pipeline; set both to at least 1")
     if isinstance(split, str):
-        if split not in ("uniform", "balanced"):
+        if split not in _RULES:
             raise PlanError(
-                f"layer split '{split}' is not known{nearest(split, ['uniform', 'balanced'])}; "
-                "take 'uniform', 'balanced' or one number of layers per stage"
+                f"layer split '{split}' is not known{nearest(split, _RULES)}; "
+                f"take {', '.join(map(repr, _RULES))} or one number of layers per stage"
             )
-        if stages > layers:
-            raise PlanError(
-                f"{stages} stages are more than the {layers} layers, but each stage needs one; "
-                f"set pp × vpp to at most {layers}"
-            )
-        extras = _extras(stages, first_cost, last_cost) if split == "balanced" else [0.0] * stages
-        counts: Sequence[int] = _spread(layers, extras, _checked_cost(layer_cost))
+        each = [layer_cost] * layers if isinstance(layer_cost, int | float) else list(layer_cost)
+        counts = _by_rule([*map(_checked_cost, each)], stages, split, _extras(stages, first_cost, last_cost))
     else:
         _check_counts(layers, stages, split)
-        counts = split
+        counts = list(split)
     ends = [sum(counts[: stage + 1]) for stage in range(stages)]
     return tuple(range(end - count, end) for end, count in zip(ends, counts, strict=True))
+
+
+def _by_rule(costs: list[float], stages: int, rule: str, extras: list[float]) -> list[int]:
+    layers = len(costs)
+    ends = sum(extra > 0 for extra in extras) if stages > 1 else 0
+    if stages > layers + ends:
+        raise PlanError(
+            f"{stages} stages are more than the {layers} layers{' and both ends' if ends == 2 else ''}, but each stage "
+            f"needs one; set pp × vpp to at most {layers + ends}"
+        )
+    if rule == "greedy":
+        return _greedy(costs, extras)
+    if rule == "balanced":
+        return _spread(layers, extras, costs[0]) if len(set(costs)) == 1 else _pack(costs, extras)
+    if stages <= layers:
+        return _spread(layers, [0.0] * stages, 1.0)
+    return _spread(layers, [1.0 if extra > 0 else 0.0 for extra in extras], 1.0)
+
+
+def _greedy(costs: Sequence[float], extras: list[float]) -> list[int]:
+    stages = len(extras)
+    share = (sum(extras) + sum(costs)) / stages
+    counts, stage, cost = [0] * stages, 0, extras[0] if stages > 1 else 0.0
+    for layer_cost in costs:
+        counts[stage] += 1
+        cost += layer_cost
+        if cost > share * (stage + 1) and stage < stages - 1:
+            stage += 1
+    return counts
+
+
+def _pack(costs: Sequence[float], extras: Sequence[float]) -> list[int]:
+    """Layers per stage with the smallest possible costliest stage, where layers differ in cost.
+
+    Every stage's cost is a sum of neighbouring layers, so the least limit that all stages can keep is found by halving;
+    stages are filled up to it from the last one on, as later stages keep fewer microbatches alive.
+    """
+    low, high = max(costs), sum(costs) + sum(extras)
+    while high - low > 1e-9 * high:
+        limit = (low + high) / 2
+        if _filled(costs, extras, limit) is None:
+            low = limit
+        else:
+            high = limit
+    counts = _filled(costs, extras, high)
+    assert counts is not None, "all layers fit under the sum of all costs"
+    return counts
+
+
+def _filled(costs: Sequence[float], extras: Sequence[float], limit: float) -> list[int] | None:
+    """Layers per stage, from the last one on as many as cost no more than the limit; None if layers are left over."""
+    least = [0 if extra > 0 else 1 for extra in extras]
+    counts, left = [0] * len(extras), len(costs)
+    for stage in range(len(extras) - 1, -1, -1):
+        cost, spared = extras[stage], sum(least[:stage])
+        while left > spared and (cost + costs[left - 1] <= limit or counts[stage] < least[stage]):
+            left -= 1
+            cost += costs[left]
+            counts[stage] += 1
+        if cost > limit:
+            return None
+    return None if left else counts
 
 
 def samples_to_microbatches(global_batch: int, dp: int, micro_batch: int) -> int:

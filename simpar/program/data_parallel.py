@@ -1,24 +1,21 @@
 """Data parallelism of one rank: when gradients are reduced and parameters gathered, as orders of instructions.
 
 Two strategies with the same four hooks: :class:`Replicated` (every rank holds the weights: DDP, ZeRO-1 and ZeRO-2) and
-:class:`FullySharded` (weights are gathered layer by layer: ZeRO-3, FSDP, HSDP).
+:class:`FullySharded` (weights are gathered layer by layer: ZeRO-3, FSDP, HSDP). Experts are held by other ranks than
+the rest of a layer, so their gradients and weights have collectives of their own (:mod:`simpar.program.groups`).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from simpar.cost.memory import weight_bytes
-from simpar.model.work import DTYPE_BYTES
+from simpar.model.work import MemoryBound
 from simpar.plan.layout import Layout
-from simpar.program.ir import Collective, Group
-from simpar.program.unit import Placed
+from simpar.program.compression import Compression, Exchange
+from simpar.program.groups import STREAM, Chains, Groups
+from simpar.program.ir import Launch
+from simpar.program.unit import Held, Placed
 from simpar.program.writer import Writer
-
-STREAM = "dp"
-REPLICAS = "dp_replicas"
 
 
 class Runner(Protocol):
@@ -28,78 +25,13 @@ class Runner(Protocol):
         """Adds the run."""
 
 
-@dataclass(frozen=True)
-class Groups:
-    """The data-parallel groups of one rank and the collectives that they run.
+class Bucket(NamedTuple):
+    """A run of units of a chunk, and the gradients that are complete once the first of them ran backward."""
 
-    Attributes:
-        layout: the plan laid over model and cluster.
-        stage: pipeline rank.
-        replica: data-parallel index.
-        tp_rank: tensor-parallel index.
-        folded: whether this rank stands for the other tensor-parallel ranks and for other replicas.
-    """
-
-    layout: Layout
-    stage: int
-    replica: int
-    tp_rank: int
-    folded: bool
-
-    @cached_property
-    def all(self) -> Group:
-        """All replicas."""
-        return self._group(0, self.layout.dp, 1, copies=1)
-
-    @cached_property
-    def shard(self) -> Group:
-        """The ranks that shard states with this one."""
-        shard = self.layout.shard
-        return self._group(self.replica - self.replica % shard, shard, 1, copies=self.layout.dp // shard)
-
-    @cached_property
-    def replicas(self) -> Group:
-        """The ranks that hold the same shard; their all-reduce runs beside the collectives of the shards (FSDP2)."""
-        shard = self.layout.shard
-        return self._group(self.replica % shard, self.layout.dp // shard, shard, copies=shard, stream=REPLICAS)
-
-    def _group(self, first: int, count: int, step: int, *, copies: int, stream: str = STREAM) -> Group:
-        """``count`` replicas from ``first`` on; the stage has ``copies`` such groups per tensor-parallel rank."""
-        tp = self.layout.plan.tp
-        start = self.layout.rank(self.stage, first, self.tp_rank)
-        ranks = range(start, start + count * step * tp, step * tp)
-        if not self.folded:
-            return Group(stream, ranks)
-        # copies are shifted by whole groups (shards) or by neighbours (replicas), and by every tensor-parallel index
-        stride = tp * (count if step == 1 else 1)
-        base = self.layout.rank(self.stage) - self.layout.rank(self.stage, first if step == 1 else first % step)
-        return Group(stream, ranks, tuple(base + i * stride + t for i in range(copies) for t in range(tp)))
-
-    def reduce(self, parameters: int, microbatch: int, layer: int = -1) -> list[Collective]:
-        """Gradients of ``parameters`` parameters: all-reduced, or reduced to shards and these all-reduced (HSDP)."""
-        nbytes = float(parameters * DTYPE_BYTES[self.layout.grad_dtype])
-        dp, shard = self.layout.dp, self.layout.shard
-        found = []
-        if self.layout.plan.zero == 0:
-            if dp > 1:
-                found.append(Collective("all_reduce", nbytes, self.all, "gradients", microbatch, -1, layer))
-            return found
-        if shard > 1:
-            found.append(Collective("reduce_scatter", nbytes, self.shard, "gradients", microbatch, -1, layer))
-        if dp > shard:
-            found.append(Collective("all_reduce", nbytes / shard, self.replicas, "gradients", microbatch, -1, layer))
-        return found
-
-    def gather(self, parameters: int, layer: int = -1) -> list[Collective]:
-        """The weights of ``parameters`` parameters from their shards."""
-        if self.layout.shard == 1:
-            return []
-        nbytes = float(parameters * weight_bytes(self.layout.precision))
-        return [Collective("all_gather", nbytes, self.shard, "parameters", -1, -1, layer)]
-
-
-def _parameters(placed: Sequence[Placed]) -> int:
-    return sum(p.unit.parameters for p in placed)
+    first: int
+    last: int
+    held: Held
+    tensors: int
 
 
 class Replicated:
@@ -110,86 +42,170 @@ class Replicated:
         self._groups = groups
         self._writer = writer
         self._chunks = chunks
-        self._gathered: dict[tuple[int, int], int] = {}
-        self._reduced: int | None = None
-        self._pending: list[list[Collective]] = []  # what is reduced after the last backward pass
+        self._gathered: dict[tuple[int, int], list[int]] = {}
+        self._reduced: dict[str, int] = {}  # the last event of each kind of parameters, by its stream
+        self._pending: list[Chains] = []  # what is reduced after the last backward pass
         plan = layout.plan
-        self._by_bucket = plan.overlap.grad_reduce and layout.dp > 1
-        self._gathers = plan.zero in (1, 2) and layout.shard > 1
-        self._gathers_ahead = self._gathers and plan.overlap.param_gather
-        self._each_microbatch = plan.zero == 2 and layout.dp > 1
+        has_experts = any(p.unit.trained.experts for placed in chunks for p in placed)
+        copies = max(layout.reducing, layout.expert_replicas if has_experts and plan.sync_every == 1 else 1)
+        shards = max(layout.shard, layout.expert_shard if has_experts else 1)
+        self._reduces = copies > 1
+        self._by_bucket = bool(layout.overlap.grad_reduce) and copies > 1
+        self._gathers = plan.zero in (1, 2) and shards > 1
+        self._gathers_ahead = self._gathers and layout.overlap.param_gather
+        self._each_microbatch = plan.zero == 2 and copies > 1
+        packs = copies > 1 and plan.grad_compression != "none"
+        self._exchange = Exchange(Compression.of(layout), groups.dense.all, writer) if packs else None
+        self._unsent: list[tuple[int, int]] = []  # parameters and microbatch of what is compressed after backward
 
     def begin_step(self) -> None:
         """Starts to gather the last step's updated parameters, in the order in which they will be needed."""
         if not self._gathers_ahead:
             return
-        for chunk, placed in enumerate(self._chunks):
-            for first, last in self._buckets(chunk):
-                self._writer.add(*self._groups.gather(_parameters(placed[first:last])))
-                self._gathered[chunk, first] = self._writer.record(STREAM)
+        for chunk in range(len(self._chunks)):
+            for bucket in self._buckets(chunk):
+                chains = self._groups.gathers(bucket.held)
+                for chain in chains:
+                    self._writer.add(*chain)
+                events = [self._writer.record(chain[-1].group.stream) for chain in chains]
+                self._gathered[chunk, bucket.first] = events or [self._writer.record(STREAM)]
 
     def forward(self, run: Runner, chunk: int, *, first: bool) -> None:
         """One forward pass; the first one of a chunk waits for its parameters bucket by bucket."""
         if not (first and self._gathers_ahead):
             run(0, len(self._chunks[chunk]), beside=False)
             return
-        for begin, end in self._buckets(chunk):
-            self._writer.wait(self._gathered[chunk, begin])
-            run(begin, end, beside=True)
+        for bucket in self._buckets(chunk):
+            for event in self._gathered[chunk, bucket.first]:
+                self._writer.wait(event)
+            run(bucket.first, bucket.last, beside=True)
 
     def backward(self, run: Runner, chunk: int, microbatch: int, *, last: bool) -> None:
         """One backward pass; the last one of a chunk (every one with ZeRO-2) reduces gradients."""
-        placed = self._chunks[chunk]
         reduces = last or self._each_microbatch
-        buckets = self._buckets(chunk) if reduces and self._by_bucket else [(0, len(placed))]
-        for begin, end in reversed(buckets):
-            run(begin, end, beside=reduces and self._by_bucket)
+        buckets = self._buckets(chunk) if reduces and self._by_bucket else [self._whole(chunk)]
+        for bucket in reversed(buckets):
+            run(bucket.first, bucket.last, beside=reduces and self._by_bucket)
             if not reduces:
                 continue
-            collectives = self._groups.reduce(_parameters(placed[begin:end]), microbatch)
+            if self._exchange is not None:
+                self._unsent.append((bucket.held.total, microbatch))
+                if self._by_bucket:
+                    self._send()
+                continue
+            chains = self._in_buckets(bucket, microbatch)
+            self._copy_shards(bucket)
             if self._by_bucket:
-                self._reduce(collectives)
+                self._reduce(chains)
             elif self._each_microbatch:
-                self._reduce(collectives)
+                self._reduce(chains)
                 self.before_update()  # the full gradient's memory is needed again at once
             else:
-                self._pending.append(collectives)
+                self._pending.append(chains)
 
-    def _reduce(self, collectives: list[Collective]) -> None:
-        self._reduced = self._writer.after(collectives) or self._reduced
+    def backward_input(self, run: Runner, chunk: int) -> None:
+        """The first half of a split backward pass, which brings no gradients yet; the second is :meth:`backward`."""
+        run(0, len(self._chunks[chunk]), beside=False)
+
+    def backward_weight(self, run: Runner, chunk: int, microbatch: int, *, last: bool) -> None:
+        """The second half of a split backward pass."""
+        self.backward(run, chunk, microbatch, last=last)
+
+    def is_quiet(self, *, first: bool, last: bool) -> bool:
+        """Whether a forward and a backward pass bring no communication, so that both may be one run."""
+        return not (first and self._gathers_ahead) and not (self._reduces and (last or self._each_microbatch))
+
+    def _in_buckets(self, bucket: Bucket, microbatch: int) -> Chains:
+        """The gradients of units that fill a bucket; a unit larger than that comes in several, tensor by tensor."""
+        chains = []
+        for held in (Held(dense=bucket.held.dense), Held(experts=bucket.held.experts)):
+            pieces = 1
+            if self._by_bucket and not self._layout.buckets_first_chunk_only:
+                pieces = max(1, min(bucket.tensors, -(-held.total // self._layout.bucket_parameters)))
+            share = Held(-(-held.dense // pieces), -(-held.experts // pieces))
+            chains += [chain * pieces for chain in self._groups.reductions(share, microbatch)]
+        return chains
+
+    def _copy_shards(self, bucket: Bucket) -> None:
+        """Frameworks that shard tensor by tensor copy each tensor's part of each rank in and out of flat buffers."""
+        layout = self._layout
+        each_s = layout.framework.optimizer.shard_copy_s
+        if layout.plan.zero not in (1, 2) or layout.shard == 1 or not each_s:
+            return
+        copies = bucket.tensors * layout.shard
+        launches = max(1, round(copies * each_s / layout.launch_s)) if layout.launch_s else 1
+        nbytes = 2 * weight_bytes(layout.precision) * bucket.held.total
+        self._writer.add(Launch(MemoryBound(int(nbytes * layout.traffic)), "copy shards", "optimizer", launches))
+
+    def _reduce(self, chains: Chains) -> None:
+        # kinds are issued before any is waited for: neither stands in the other's way
+        done = self._writer.record() if chains else 0
+        for chain in chains:
+            end = self._writer.after(chain, done)
+            if end is not None:
+                self._reduced[chain[0].group.stream] = end
+
+    def _send(self) -> None:
+        """Compresses gradients and sends them off."""
+        assert self._exchange is not None, "the plan compresses"
+        for parameters, microbatch in self._unsent:
+            if parameters:
+                self._exchange.start(parameters, microbatch)
+        self._unsent = []
 
     def before_update(self) -> None:
         """The update needs all gradients."""
-        for collectives in self._pending:
-            self._reduce(collectives)
+        if self._exchange is not None:
+            self._send()
+            self._exchange.finish()
+        for chains in self._pending:
+            self._reduce(chains)
         self._pending = []
-        if self._reduced is not None:
-            self._writer.wait(self._reduced)
+        for event in self._reduced.values():
+            self._writer.wait(event)
 
     def end_step(self) -> None:
         """Gathers updated parameters, unless the next step does it beside its first forward pass."""
-        if self._gathers and not self._gathers_ahead:
-            total = sum(_parameters(placed) for placed in self._chunks)
-            done = self._writer.after(self._groups.gather(total))
-            if done is not None:
-                self._writer.wait(done)
+        if not self._gathers or self._gathers_ahead:
+            return
+        buckets = [self._whole(chunk) for chunk in range(len(self._chunks))]
+        held = sum((bucket.held for bucket in buckets), Held())
+        chains = self._groups.gathers(held)
+        begin = self._writer.record() if chains else 0
+        for event in [self._writer.after(chain, begin) for chain in chains]:
+            if event is not None:
+                self._writer.wait(event)
+        for bucket in buckets:
+            self._copy_shards(bucket)
 
-    def _buckets(self, chunk: int) -> list[tuple[int, int]]:
+    def _whole(self, chunk: int) -> Bucket:
+        placed = self._chunks[chunk]
+        held = sum((p.unit.trained for p in placed), Held())
+        return Bucket(0, len(placed), held, sum(p.unit.tensors for p in placed))
+
+    def _buckets(self, chunk: int) -> list[Bucket]:
         """Runs of units that fill a bucket, in forward order; they fill from the model's end, as gradients come.
 
-        Unless told a size, Megatron-Core buckets the first chunk of the first stage only, which ends the step.
+        Both kinds of parameters fill buckets of their own. A run ends where one is full; what the other kind has by
+        then waits for its own bucket. Unless told a size, Megatron-Core buckets the first chunk of the first stage
+        only, which ends the step.
         """
-        placed = self._chunks[chunk]
+        placed, limit = self._chunks[chunk], self._layout.bucket_parameters
         if self._layout.buckets_first_chunk_only and (self._groups.stage, chunk) != (0, 0):
-            return [(0, len(placed))]
-        cuts, filled = [len(placed)], 0
-        for index in range(len(placed) - 1, 0, -1):
-            filled += placed[index].unit.parameters
-            if filled >= self._layout.bucket_parameters:
-                cuts.append(index)
-                filled = 0
-        cuts.append(0)
-        return list(pairwise(reversed(cuts)))
+            return [self._whole(chunk)]
+        found: list[Bucket] = []
+        end, filled, tensors = len(placed), Held(), 0
+        for index in range(len(placed) - 1, -1, -1):
+            filled += placed[index].unit.trained
+            tensors += placed[index].unit.tensors
+            full = Held(filled.dense * (filled.dense >= limit), filled.experts * (filled.experts >= limit))
+            if index == 0:
+                full = filled
+            if index == 0 or full.total:
+                found.append(Bucket(index, end, full, tensors))
+                end, tensors = index, 0
+                filled = Held(filled.dense - full.dense, filled.experts - full.experts)
+        return found[::-1]
 
 
 class FullySharded:
@@ -208,8 +224,8 @@ class FullySharded:
         self._writer = writer
         self._chunks = chunks
         self._there: set[tuple[int, int]] = set()  # (chunk, unit) whose parameters are gathered
-        self._scattered: int | None = None
-        self._reduced: int | None = None
+        self._scattered: list[int] = []
+        self._reduced: dict[str, int] = {}
 
     def begin_step(self) -> None:
         """Nothing is gathered ahead of the step."""
@@ -223,32 +239,56 @@ class FullySharded:
 
     def backward(self, run: Runner, chunk: int, microbatch: int, *, last: bool) -> None:  # noqa: ARG002
         """Gathers again what forward gave back, runs, reduces."""
-
-        def reduce(unit: int) -> None:
-            placed = self._chunks[chunk][unit]
-            collectives = self._groups.reduce(placed.unit.parameters, microbatch, placed.layer)
-            if self._scattered is not None:
-                self._writer.wait(self._scattered)
-            self._scattered = self._writer.after(collectives[:1]) or self._scattered
-            self._reduced = self._writer.after(collectives[1:], self._scattered) or self._scattered
-            if not self._layout.plan.overlap.grad_reduce:
-                self.before_update()
-
-        self._pass(run, chunk, range(len(self._chunks[chunk]) - 1, -1, -1), then=reduce)
+        self._pass(run, chunk, self._trained(chunk), then=lambda unit: self._reduce(chunk, unit, microbatch))
         self._there -= {(chunk, unit) for unit in range(len(self._chunks[chunk]))}
+
+    def backward_input(self, run: Runner, chunk: int) -> None:
+        """The first half of a split backward pass, which is the one that reads the parameters."""
+        self._pass(run, chunk, self._trained(chunk))
+        self._there -= {(chunk, unit) for unit in range(len(self._chunks[chunk]))}
+
+    def backward_weight(self, run: Runner, chunk: int, microbatch: int, *, last: bool) -> None:  # noqa: ARG002
+        """The second half: runs unit by unit, reduces."""
+        for unit in self._trained(chunk):
+            run(unit, unit + 1, beside=True)
+            self._reduce(chunk, unit, microbatch)
+
+    def is_quiet(self, *, first: bool, last: bool) -> bool:  # noqa: ARG002
+        """Every pass gathers."""
+        return False
+
+    def _trained(self, chunk: int) -> list[int]:
+        """Units that run backward, last one first."""
+        placed = self._chunks[chunk]
+        return [unit for unit in range(len(placed) - 1, -1, -1) if placed[unit].unit.has_backward]
+
+    def _reduce(self, chunk: int, unit: int, microbatch: int) -> None:
+        placed = self._chunks[chunk][unit]
+        chains = self._groups.reductions(placed.unit.trained, microbatch, placed.layer)
+        for event in self._scattered:
+            self._writer.wait(event)
+        scattered = [(chain, self._writer.after(chain[:1])) for chain in chains]
+        for chain, begun in scattered:
+            end = self._writer.after(chain[1:], begun) or begun
+            if end is not None:
+                self._reduced[chain[0].group.stream] = end
+        self._scattered = [begun for _, begun in scattered if begun is not None] or self._scattered
+        if not self._layout.overlap.grad_reduce:
+            self.before_update()
 
     def _pass(
         self, run: Runner, chunk: int, order: Sequence[int], *, then: Callable[[int], None] | None = None
     ) -> None:
-        writer, ahead = self._writer, int(self._layout.plan.overlap.param_gather)
+        writer, ahead = self._writer, int(bool(self._layout.overlap.param_gather))
         arrived: list[int | None] = []
         done: list[int] = []
 
         def gather(position: int) -> None:
             unit = order[position]
             placed = self._chunks[chunk][unit]
-            read = placed.unit.parameters + placed.unit.borrowed_parameters
-            collectives = [] if (chunk, unit) in self._there else self._groups.gather(read, layer=placed.layer)
+            read = placed.unit.held + Held(placed.unit.borrowed_parameters)
+            chains = [] if (chunk, unit) in self._there else self._groups.gathers(read, placed.layer)
+            collectives = [each for chain in chains for each in chain]  # FSDP2 has one stream for all of them
             # a unit's memory is free for position p + 1 + ahead once position p ran
             freed = done[position - 1 - ahead] if position > ahead else None
             arrived.append(writer.after(collectives, freed))
@@ -268,8 +308,8 @@ class FullySharded:
 
     def before_update(self) -> None:
         """The update needs all gradients."""
-        if self._reduced is not None:
-            self._writer.wait(self._reduced)
+        for event in self._reduced.values():
+            self._writer.wait(event)
 
     def end_step(self) -> None:
         """Updated shards stay where they are."""

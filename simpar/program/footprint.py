@@ -27,8 +27,8 @@ class Footprint:
 
 
 def footprints(program: Program) -> tuple[Footprint, ...]:
-    """The footprint of every simulated rank, in program order."""
-    return tuple(_footprint(rank) for rank in program.ranks)
+    """The footprint of every simulated rank of the job, in program order; parameter servers have their own memory."""
+    return tuple(_footprint(rank) for rank in program.ranks if rank.replicas)
 
 
 def _footprint(rank: RankProgram) -> Footprint:

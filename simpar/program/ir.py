@@ -12,11 +12,12 @@ Instructions are named tuples because a step has tens of thousands of them.
 
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, NamedTuple
 
 from simpar.model.work import Kernel, Work
 
-CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
+CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "shift"]
 Phase = Literal["forward", "backward", "recompute", "weight_grad", "optimizer"]
 COMPUTE = "compute"
 
@@ -47,7 +48,7 @@ class Collective(NamedTuple):
     """One collective on the stream of its group; it starts when the last member arrives.
 
     ``nbytes`` follows nccl-tests: the buffer of an all-reduce, the output of an all-gather, the input of a
-    reduce-scatter, what one rank sends in an all-to-all.
+    reduce-scatter, what one rank sends in an all-to-all or, to its neighbour in a ring, in a shift. ``extra_s`` is latency beyond that of the network.
     """
 
     op: CollectiveOp
@@ -57,12 +58,15 @@ class Collective(NamedTuple):
     microbatch: int = -1
     chunk: int = -1
     layer: int = -1
+    extra_s: float = 0.0
 
 
 class Send(NamedTuple):
     """A message to another rank, on ``stream``; ``tag`` pairs it with its :class:`Recv`.
 
-    ``copies`` are the messages that it stands for when replicas are folded: the same ranks, shifted.
+    ``copies`` are the messages that it stands for when replicas are folded: the same ranks, shifted. ``launches`` is 0
+    where another call of the host sends it. ``also`` are further receivers with the bytes for each: such parts of one
+    message go side by side and arrive together.
     """
 
     stream: str
@@ -71,6 +75,13 @@ class Send(NamedTuple):
     tag: Hashable
     microbatch: int = -1
     copies: "range | tuple[int, ...]" = (0,)
+    launches: int = 1
+    also: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def parts(self) -> tuple[tuple[int, float], ...]:
+        """All receivers, with the bytes for each."""
+        return ((self.peer, self.nbytes), *self.also)
 
 
 class Recv(NamedTuple):
@@ -78,6 +89,7 @@ class Recv(NamedTuple):
 
     peer: int
     tag: Hashable
+    launches: int = 1
 
 
 class Record(NamedTuple):
@@ -92,6 +104,16 @@ class Wait(NamedTuple):
 
     stream: str
     event: Hashable
+
+
+class Sync(NamedTuple):
+    """The host goes on only when the compute stream gets here (``cudaStreamSynchronize``)."""
+
+
+class Delay(NamedTuple):
+    """The host does something else for so long, such as waiting for its data loader, before it issues what follows."""
+
+    delay_s: float
 
 
 class Alloc(NamedTuple):
@@ -148,7 +170,7 @@ class Run(NamedTuple):
     opened: bool = False
 
 
-Instruction = Run | Collective | Send | Recv | Record | Wait | Alloc | Launch
+Instruction = Run | Collective | Send | Recv | Record | Wait | Sync | Delay | Alloc | Launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,37 +196,54 @@ class RankProgram:
 class Program:
     """A step: rank programs that together hold every sender, receiver and group member that is simulated.
 
-    ``stage_sync`` and ``stage_buffer`` say how messages are handed over (see :class:`simpar.plan.plan.Plan`).
+    ``placement`` is the GPU of every rank; None leaves it to the cluster. ``stage_sync`` and ``stage_buffer`` say how
+    messages are handed over (see :class:`simpar.plan.plan.Plan`). ``guests`` are ranks beyond those of the job (servers)
+    with the place of each: a GPU, or from the number of GPUs on the host of a node.
     """
 
     ranks: tuple[RankProgram, ...]
     launch_s: float
     algorithm: str = "auto"
+    placement: tuple[int, ...] | None = None
     stage_sync: str = "message_passing"
     stage_buffer: int | None = None
+    guests: tuple[tuple[int, int], ...] = ()
 
 
 def host_launches(body: Iterable[Instruction]) -> int:
     """How many calls the host issues for these instructions (events are free)."""
-    return sum(i.launches if isinstance(i, Launch) else isinstance(i, (Collective, Send, Recv)) for i in body)
+    return sum(i.launches if isinstance(i, (Launch, Send, Recv)) else isinstance(i, Collective) for i in body)
 
 
-def open_run(run: Run, rank: int, number: int) -> Iterator[Instruction]:
+def open_run(run: Run, rank: int, number: int, stands_for: int = 1) -> Iterator[Instruction]:
     """The instructions behind an opened run.
 
-    A block's groups count from the first rank of the tensor-parallel group, so that all stages share one block; here
-    they become those of ``rank``. Events get names of their own, from the run's ``number``.
+    A block's groups are those of rank 0, so that all stages share one block; here they become those of ``rank``: equal
+    groups of ``size`` ranks, ``step`` apart, tile the ranks. Where the rank stands for the next ``stands_for`` ones,
+    its groups stand for all that tile these. Events get names of their own, from the run's ``number``.
     """
     for index, block in enumerate(run.operation.blocks):
         for inner in block.body:
             if isinstance(inner, (Record, Wait)):
                 yield inner._replace(event=(number, index, inner.event))
             elif isinstance(inner, Collective):
-                size = len(inner.group.ranks)
-                first = rank - rank % size
-                group = Group(inner.group.stream, range(first, first + size))
+                ranks = inner.group.ranks
+                assert isinstance(ranks, range), "the groups of blocks are ranges"
+                size, step = len(ranks), ranks.step
+                first = rank - rank // step % size * step
+                group = Group(
+                    inner.group.stream, range(first, first + size * step, step), _tiles(size, step, stands_for)
+                )
                 yield inner._replace(group=group, layer=run.operation.layers[index])
             elif isinstance(inner, Launch):
                 yield inner._replace(layer=run.operation.layers[index])
             else:
                 yield inner
+
+
+@cache
+def _tiles(size: int, step: int, ranks: int) -> "range | tuple[int, ...]":
+    """Shifts that lay groups of ``size`` ranks, ``step`` apart, over so many ranks."""
+    if step == 1:
+        return range(0, max(ranks, 1), size)
+    return tuple(start + offset for start in range(0, max(ranks, 1), size * step) for offset in range(min(step, ranks)))

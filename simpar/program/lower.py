@@ -5,45 +5,56 @@ What flows out: a :class:`~simpar.program.ir.Program`. No times here, and no str
 parallelism, ZeRO and pipelining are only different orders of runs, collectives, messages and events.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
-from simpar.cost.memory import optimizer_traffic, state_bytes, weight_bytes
+from simpar.cost.memory import state_bytes, weight_bytes
+from simpar.faults.description import Faults
 from simpar.hardware.cluster import Cluster
-from simpar.model.module import ModuleModel
-from simpar.model.transformer import Transformer
-from simpar.model.work import DTYPE_BYTES, MemoryBound
+from simpar.model.work import DTYPE_BYTES
 from simpar.plan.layout import Layout, Model
-from simpar.plan.partition import partition
-from simpar.program.body import Body
-from simpar.program.data_parallel import STREAM, DataParallel, FullySharded, Groups, Replicated, Runner
-from simpar.program.fold import replicas_are_alike
+from simpar.plan.placement import places
+from simpar.program.compression import Compression
+from simpar.program.data_parallel import DataParallel, FullySharded, Replicated, Runner
+from simpar.program.fold import inner_groups, simulated, tile_alike
+from simpar.program.groups import STREAM, Groups
 from simpar.program.ir import (
     Alloc,
     Collective,
     Group,
     Operation,
-    Phase,
     Program,
     RankProgram,
     Recv,
     Run,
     Send,
+    Sync,
 )
-from simpar.program.module import module_units
-from simpar.program.transformer import TransformerParts
-from simpar.program.unit import Placed, Unit
+from simpar.program.late import with_delays
+from simpar.program.operations import Part
+from simpar.program.parameter_server import Keys, Served, servers
+from simpar.program.periodic import average, outer_state_bytes
+from simpar.program.sized import Sized, sized
+from simpar.program.unit import Chunk, Held
 from simpar.program.writer import Writer
 from simpar.schedule.registry import build
 from simpar.schedule.schedule import Action, Schedule
 
-Chunk = tuple[Placed, ...]
 Opening = Literal["all", "beside", "none"]
 
 
-def lower(model: Model, cluster: Cluster, layout: Layout, *, fold: bool = True, opened: bool = False) -> Program:
+def lower(
+    model: Model,
+    cluster: Cluster,
+    layout: Layout,
+    *,
+    fold: bool = True,
+    opened: bool = False,
+    faults: Faults | None = None,
+) -> Program:
     """The program of one training step.
 
     Args:
@@ -52,148 +63,66 @@ def lower(model: Model, cluster: Cluster, layout: Layout, *, fold: bool = True, 
         layout: the plan laid over both.
         fold: let one tensor-parallel rank stand for all of its group, and one replica for all replicas.
         opened: simulate every kernel and every collective inside blocks one by one.
+        faults: replicas that these strike are simulated rank by rank.
 
     Raises:
         PlanError: the layers cannot be split over the stages, or the schedule cannot run so many microbatches.
     """
     plan = layout.plan
-    schedule = build(plan.schedule, pp=plan.pp, microbatches=layout.microbatches, chunks=plan.vpp)
-    chunks, boundary_bytes = _place(model, layout, schedule.stages)
-    operations = _Operations(chunks)
-    fold = fold and replicas_are_alike(layout, cluster)
-    opened = opened or cluster.graph is not None  # any two streams may share a link
+    schedule = build(
+        plan.schedule,
+        pp=plan.pp,
+        microbatches=layout.microbatches,
+        chunks=plan.vpp,
+        group=plan.microbatch_group,
+    )
+    by_length = sized(model, layout, schedule)
+    keys = None if layout.server is None else Keys(layout, by_length[layout.seq_len].operations.chunks, cluster)
+    chosen = simulated(layout, cluster, faults, fold=fold)
+    fold = chosen.folded
+    # any two streams may share a link of a graph; groups that lie on nodes in different ways take different times
+    opened = opened or cluster.graph is not None or not tile_alike(layout, cluster)
     # collectives of a block that leave a leaf switch load links that other ranks share
-    leaves = plan.tp > cluster.gpus_per_node and cluster.fabric is not None and cluster.fabric.pod_nodes is not None
+    has_pods = cluster.fabric is not None and cluster.fabric.pod_nodes is not None
+    leaves = has_pods and any("network" in _tiers(*group, cluster) for group in inner_groups(layout))
     opening: Opening = "all" if opened or leaves else "beside" if _shares_links(layout, cluster) else "none"
-    context = _Context(layout, schedule, operations, boundary_bytes, opening, fold)
+    context = _Context(layout, schedule, by_length, opening, fold, keys)
+    apart = replace(context, opening="all")
     ranks = tuple(
-        _Rank(context, stage, replica, tp_rank).program(cluster.device.context_bytes)
+        _Rank(apart if replica in chosen.opened else context, stage, replica, tp_rank, stands_for).program(
+            cluster.device.context_bytes
+        )
         for stage in range(plan.pp)
-        for replica in range(1 if fold else layout.dp)
+        for replica, stands_for in chosen.replicas.items()
         for tp_rank in range(1 if fold else plan.tp)
     )
-    return Program(
-        ranks=ranks,
+    program = Program(
+        ranks=ranks if keys is None else (*ranks, *servers(keys)),
         launch_s=layout.launch_s,
         algorithm=plan.collective_algorithm,
+        placement=places(layout, cluster),
         stage_sync=plan.stage_sync,
         stage_buffer=plan.stage_buffer,
+        guests=() if keys is None else keys.guests,
     )
-
-
-def _place(model: Model, layout: Layout, stages: int) -> tuple[tuple[Chunk, ...], tuple[int, ...]]:
-    """Units of every virtual stage, and the bytes that leave each one forward."""
-    if isinstance(model, ModuleModel):
-        return _place_module(model, layout, stages)
-    return _place_transformer(model, layout, stages)
-
-
-def _place_module(model: ModuleModel, layout: Layout, stages: int) -> tuple[tuple[Chunk, ...], tuple[int, ...]]:
-    units = module_units(model, layout)
-    ranges = partition(len(units), stages, split=layout.plan.layer_split)
-    chunks = tuple(tuple(Placed(units[i], i) for i in layers) for layers in ranges)
-    return chunks, tuple(model.layers[layers[-1]].output_bytes(layout.plan.micro_batch) for layers in ranges)
-
-
-def _place_transformer(model: Transformer, layout: Layout, stages: int) -> tuple[tuple[Chunk, ...], tuple[int, ...]]:
-    plan = layout.plan
-    parts = TransformerParts(model, layout)
-    embedding = parts.embedding()
-    head = parts.head(shares_embedding=model.tied_embeddings and stages == 1)
-    made: dict[tuple[int | None, str], Unit] = {}
-
-    def layer(index: int, recompute: str) -> Unit:
-        key = (model.layer_window(index), recompute)
-        if key not in made:
-            made[key] = parts.layer(*key)
-        return made[key]
-
-    ranges = partition(
-        model.layers,
-        stages,
-        split=plan.layer_split,
-        layer_cost=_flop(layer(0, plan.recompute)),
-        first_cost=_flop(embedding),
-        last_cost=_flop(head),
-    )
-    chunks = []
-    for stage, layers in enumerate(ranges):
-        placed = [Placed(layer(index, _recompute(layout, position)), index) for position, index in enumerate(layers)]
-        if stage == 0:
-            placed.insert(0, Placed(embedding, -1))
-        if stage == stages - 1:
-            placed.append(Placed(head, -1))
-        chunks.append(tuple(placed))
-    return tuple(chunks), (parts.boundary_bytes,) * stages
-
-
-def _recompute(layout: Layout, position: int) -> str:
-    plan = layout.plan
-    partial = plan.recompute == "full" and plan.recompute_layers is not None
-    return "none" if partial and position >= (plan.recompute_layers or 0) else plan.recompute
-
-
-def _flop(unit: Unit) -> float:
-    return unit.forward.work.flop + unit.backward.work.flop
+    return program if faults is None else with_delays(program, layout, faults)
 
 
 def _shares_links(layout: Layout, cluster: Cluster) -> bool:
-    """Whether tensor- and data-parallel traffic of one rank use the same links: both in the node, or both across."""
-    tp, local = layout.plan.tp, cluster.gpus_per_node
-    if tp == 1 or layout.dp == 1:
-        return False
-    return tp > local or local // tp > 1
+    """Whether collectives inside blocks and data-parallel ones use the same links: both in the node, or both across."""
+    inside = set[str]().union(*(_tiers(*group, cluster) for group in inner_groups(layout)))
+    outside = _tiers(layout.plan.tp, layout.replicas, cluster)
+    if layout.has_experts:
+        outside |= _tiers(layout.expert_ranks, layout.expert_replicas, cluster)
+    return bool(inside & outside)
 
 
-class _Operations:
-    """Makes each distinct operation once."""
-
-    def __init__(self, chunks: Sequence[Chunk]) -> None:
-        self.chunks = chunks
-        self._made: dict[tuple[int, Phase, int, int], Operation] = {}
-        self._transient: dict[tuple[int, int, int], int] = {}
-        self._updates: dict[int, Operation] = {}
-
-    def units(self, stage: int, phase: Phase, first: int, last: int) -> Operation:
-        """Units ``first`` to ``last`` (exclusive) of a virtual stage, forward or backward."""
-        key = (stage, phase, first, last)
-        if key not in self._made:
-            placed = self.chunks[stage][first:last]
-            if phase == "backward":
-                placed = placed[::-1]
-            blocks = tuple(p.unit.forward if phase == "forward" else p.unit.backward for p in placed)
-            self._made[key] = Operation(phase, phase, blocks, tuple(p.layer for p in placed))
-        return self._made[key]
-
-    def transient_bytes(self, stage: int, first: int, last: int) -> int:
-        """What the hungriest of these units holds beside its activations while it runs backward."""
-        key = (stage, first, last)
-        if key not in self._transient:
-            placed = self.chunks[stage][first:last]
-            self._transient[key] = max((p.unit.transient_bytes for p in placed), default=0)
-        return self._transient[key]
-
-    def update(self, parameters: int, layout: Layout) -> Operation:
-        """The optimizer step over the parameters that a rank holds."""
-        if parameters not in self._updates:
-            plan = layout.plan
-            body = Body(phase="optimizer")
-            shard = layout.shard if plan.zero else 1
-            traffic = optimizer_traffic(
-                -(-parameters // shard),
-                precision=layout.precision,
-                grad_dtype=layout.grad_dtype,
-                optimizer=plan.optimizer,
-                optimizer_dtype=plan.optimizer_dtype,
-                clips=layout.clips_gradients,
-            )
-            for name, nbytes in traffic.items():
-                body.run(MemoryBound(nbytes), name)
-            if layout.keeps_gradients:
-                kept = -(-parameters // (shard if plan.zero >= 2 else 1))
-                body.run(MemoryBound(kept * DTYPE_BYTES[layout.grad_dtype]), "zero gradients")
-            self._updates[parameters] = Operation("optimizer", "optimizer", (body.block("optimizer"),), (-1,))
-        return self._updates[parameters]
+def _tiers(step: int, size: int, cluster: Cluster) -> set[str]:
+    """Links that a group of ``size`` ranks, ``step`` apart, uses: those of the node, those of the network."""
+    if size == 1:
+        return set()
+    local = cluster.gpus_per_node
+    return {tier for tier, used in (("node", step < local), ("network", step * size > local)) if used}
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,115 +131,226 @@ class _Context:
 
     layout: Layout
     schedule: Schedule
-    operations: _Operations
-    boundary_bytes: tuple[int, ...]
+    by_length: Mapping[int, Sized]
     opening: Opening
     fold: bool
+    keys: Keys | None
+
+
+def _whole(backward: Action) -> Action:
+    """The backward pass that an action is, or is the first half of; messages are known by it."""
+    return backward if backward.op == "B" else backward._replace(op="B")
 
 
 class _Rank:
     """Writes the instructions of one rank, in host order."""
 
-    def __init__(self, context: _Context, stage: int, replica: int, tp_rank: int) -> None:
+    def __init__(
+        self, context: _Context, stage: int, replica: int, tp_rank: int, stands_for: int
+    ) -> None:
         layout, schedule = context.layout, context.schedule
         self._context = context
         self._layout = layout
         self._schedule = schedule
-        self._operations = context.operations
-        self._stage, self._replica, self._tp_rank = stage, replica, tp_rank
+        usual = context.by_length[layout.seq_len]
+        self._operations = usual.operations
+        lengths = layout.samples and layout.samples.padded[replica // layout.plan.cp]
+        self._sized = [context.by_length[length] for length in lengths] if lengths else [usual] * layout.microbatches
+        self._stage, self._replica, self._tp_rank, self._stands_for = stage, replica, tp_rank, stands_for
         # ranks of a stage follow each other, so what this one stands for are the next ones
-        self._copies = range(layout.plan.tp * layout.dp if context.fold else 1)
-        self._activations = [sum(p.unit.activation_bytes for p in chunk) for chunk in context.operations.chunks]
+        self._copies = range(layout.plan.tp * layout.replicas if context.fold else 1)
+        chunks = usual.operations.chunks
+        self._trained_from = next(
+            (stage for stage, chunk in enumerate(chunks) if any(p.unit.has_backward for p in chunk)), len(chunks)
+        )
         self._writer = Writer()
         self._held = schedule.stages_of(self._stage)
         order = schedule.ranks[self._stage]
         self._firsts = {next(a for a in order if a.op == "F" and a.stage == v) for v in self._held}
-        self._lasts = {next(a for a in reversed(order) if a.op != "F" and a.stage == v) for v in self._held}
-        strategy: type[Replicated] | type[FullySharded] = FullySharded if layout.plan.zero == 3 else Replicated
-        chunks = [self._operations.chunks[v] for v in self._held]
-        groups = Groups(layout, stage, self._replica, tp_rank, folded=context.fold)
-        self._data: DataParallel = strategy(layout, groups, self._writer, chunks)
+        self._lasts = {next(a for a in reversed(order) if a.op in ("B", "W") and a.stage == v) for v in self._held}
+        self._step = 0
+        self._groups = Groups(layout, stage, self._replica, tp_rank, folded=context.fold)
+        self._data = self._strategy([chunks[v] for v in self._held])
+
+    def _strategy(self, chunks: "list[Chunk]") -> DataParallel | Served:
+        if self._context.keys is not None:
+            return Served(self._context.keys, self._writer, chunks, replica=self._replica, tp_rank=self._tp_rank)
+        strategy: type[Replicated] | type[FullySharded] = FullySharded if self._layout.plan.zero == 3 else Replicated
+        return strategy(self._layout, self._groups, self._writer, chunks)
 
     def program(self, context_bytes: int) -> RankProgram:
         """The rank's program."""
-        self._data.begin_step()
-        for action in self._schedule.ranks[self._stage]:
-            if action.op == "F":
-                self._forward(action)
-            else:
-                self._backward(action)
-        self._reduce_tied_embedding()
-        self._data.before_update()
-        self._reduce_norm()
-        self._writer.add(Run(self._operations.update(self._parameters, self._layout)))
-        self._data.end_step()
+        for self._step in range(self._layout.steps):
+            self._add_step()
         return RankProgram(
             rank=self._layout.rank(self._stage, self._replica, self._tp_rank),
             stage=self._stage,
-            replicas=len(self._copies),
+            replicas=len(self._copies) * self._stands_for,
             resident=self._resident(context_bytes),
             instructions=tuple(self._writer.instructions),
         )
 
+    def _add_step(self) -> None:
+        self._data.begin_step()
+        for turn in self._schedule.turns(self._stage):
+            if len(turn) == 2 and self._overlaps(*turn):
+                self._pair(*turn)
+                continue
+            for action in turn:
+                self._pass[action.op](self, action)
+        self._reduce_tied_embedding()
+        self._reduce_copies()
+        self._data.before_update()
+        if self._context.keys is None:  # else servers update
+            self._reduce_norm()
+            if self._trained.total:
+                self._writer.add(Run(self._operations.update(self._trained, self._tensors, self._layout)))
+            if self._step == self._layout.steps - 1:
+                average(self._layout, self._groups, self._writer, self._trained.total)
+        self._data.end_step()
+
     def _forward(self, action: Action) -> None:
-        stage = action.stage
-        self._receive(action, stage - 1)
-        self._writer.add(Alloc("activations", self._activations[stage]))
-        chunk = self._held.index(stage)
-        self._data.forward(self._runner(action, "forward"), chunk, first=action in self._firsts)
-        self._send(action, stage + 1, "pp_forward", stage)
+        self._receive_input(action)
+        run, chunk = self._runner(action, "forward"), self._held.index(action.stage)
+        self._data.forward(run, chunk, first=action in self._firsts)
+        self._send_output(action)
 
     def _backward(self, action: Action) -> None:
-        stage = action.stage
-        self._receive(action, stage + 1)
-        chunk = self._held.index(stage)
-        run = self._runner(action, "backward")
+        if not self._trains(action.stage):
+            return
+        self._receive_gradient(action)
+        run, chunk = self._runner(action, "backward"), self._held.index(action.stage)
         self._data.backward(run, chunk, action.microbatch, last=action in self._lasts)
-        self._writer.add(Alloc("activations", -self._activations[stage]))
-        self._send(action, stage - 1, "pp_backward", stage - 1)
+        self._send_gradient(action)
 
-    def _runner(self, action: Action, phase: Phase) -> Runner:
-        return partial(self._run, action, phase)
+    def _input_gradient(self, action: Action) -> None:
+        """The half of a backward pass for which another stage waits; it leaves what the weight gradient needs."""
+        if not self._trains(action.stage):
+            return
+        self._receive_gradient(action)
+        self._data.backward_input(self._runner(action, "backward_input"), self._held.index(action.stage))
+        self._send_gradient(action)
 
-    def _run(self, action: Action, phase: Phase, first: int, last: int, *, beside: bool) -> None:
-        """Units of a virtual stage; opened where data-parallel traffic may run beside them on the same links."""
-        self._writer.add(
-            Run(
-                self._operations.units(action.stage, phase, first, last),
-                action.microbatch,
-                self._held.index(action.stage) if len(self._held) > 1 else -1,
-                self._operations.transient_bytes(action.stage, first, last) if phase == "backward" else 0,
-                self._context.opening == "all" or (beside and self._context.opening == "beside"),
-            )
+    def _weight_gradient(self, action: Action) -> None:
+        if not self._trains(action.stage):
+            return
+        run, chunk = self._runner(action, "backward_weight"), self._held.index(action.stage)
+        self._data.backward_weight(run, chunk, action.microbatch, last=action in self._lasts)
+        self._writer.add(Alloc("activations", -self._of(action).deferred[action.stage]))
+
+    _pass: ClassVar = {"F": _forward, "B": _backward, "I": _input_gradient, "W": _weight_gradient}
+
+    def _overlaps(self, forward: Action, backward: Action) -> bool:
+        """Whether a pair that the schedule overlaps can be one run: no gathers and reductions come between."""
+        return self._trains(backward.stage) and self._data.is_quiet(
+            first=forward in self._firsts, last=backward in self._lasts
         )
 
+    def _pair(self, forward: Action, backward: Action) -> None:
+        self._receive_input(forward)
+        self._receive_gradient(backward)
+        first, second = self._of(forward).operations, self._of(backward).operations
+        operation = first.pair(forward.stage, backward.stage, second)
+        whole = len(second.chunks[backward.stage])
+        self._add_run(operation, backward, second.transient_bytes(backward.stage, 0, whole), beside=False)
+        self._send_output(forward)
+        self._send_gradient(backward)
+
+    def _trains(self, stage: int) -> bool:
+        """Whether anything runs backward on a virtual stage: not on those before the first that has a gradient."""
+        return stage % self._schedule.depth >= self._trained_from
+
+    def _runner(self, action: Action, part: Part) -> Runner:
+        return partial(self._run, action, part)
+
+    def _run(self, action: Action, part: Part, first: int, last: int, *, beside: bool) -> None:
+        """Units of a virtual stage, one part of them."""
+        operations = self._of(action).operations
+        operation = operations.units(action.stage, part, first, last)
+        if operation.blocks:
+            holds = part in ("backward", "backward_input")
+            transient = operations.transient_bytes(action.stage, first, last) if holds else 0
+            self._add_run(operation, action, transient, beside=beside)
+
+    def _add_run(self, operation: Operation, action: Action, transient_bytes: int, *, beside: bool) -> None:
+        """Opened where data-parallel traffic may run beside it on the same links."""
+        chunk = self._held.index(action.stage) if len(self._held) > 1 else -1
+        opened = self._context.opening == "all" or (beside and self._context.opening == "beside")
+        self._writer.add(Run(operation, action.microbatch, chunk, transient_bytes, opened))
+
+    def _of(self, action: Action) -> Sized:
+        """What a microbatch of that length runs."""
+        return self._sized[action.microbatch]
+
     @property
-    def _parameters(self) -> int:
-        return sum(p.unit.parameters for v in self._held for p in self._operations.chunks[v])
+    def _parameters(self) -> Held:
+        return sum((p.unit.held for v in self._held for p in self._operations.chunks[v]), Held())
+
+    @property
+    def _trained(self) -> Held:
+        """Parameters that get a gradient."""
+        return sum((p.unit.trained for v in self._held for p in self._operations.chunks[v]), Held())
+
+    @property
+    def _tensors(self) -> int:
+        return sum(p.unit.tensors for v in self._held for p in self._operations.chunks[v])
 
     # ---- pipeline messages ------------------------------------------------------------------------------------------
 
-    def _holder(self, stage: int) -> int | None:
+    def _receive_input(self, action: Action) -> None:
+        """What a forward pass begins with."""
+        self._receive(action, self._schedule.before(action.stage))
+        self._writer.add(Alloc("activations", self._of(action).activations[action.stage]))
+
+    def _send_output(self, action: Action) -> None:
+        self._send(action, self._schedule.after(action.stage), "pp_forward", action.stage)
+
+    def _receive_gradient(self, action: Action) -> None:
+        self._receive(_whole(action), self._schedule.after(action.stage))
+
+    def _send_gradient(self, action: Action) -> None:
+        """What a backward pass, or its first half, ends with."""
+        this = self._of(action)
+        left = this.deferred[action.stage] if action.op == "I" else 0
+        self._writer.add(Alloc("activations", left - this.activations[action.stage]))
+        before = self._schedule.before(action.stage)
+        if before is not None and self._trains(before):
+            self._send(_whole(action), before, "pp_backward", before)
+
+    def _holder(self, stage: int | None) -> int | None:
         """Global rank that holds a virtual stage of this rank's pipeline; None if there is none, or it is this rank."""
-        if not 0 <= stage < self._schedule.stages or stage in self._held:
+        if stage is None or stage in self._held:
             return None
         return self._layout.rank(self._schedule.rank_of_stage[stage], self._replica, self._tp_rank)
 
-    def _receive(self, action: Action, source: int) -> None:
+    def _receive(self, action: Action, source: int | None) -> None:
         peer = self._holder(source)
         if peer is not None:
-            self._writer.add(Recv(peer, action))
+            self._writer.add(Recv(peer, self._tag(action)))
+            self._wait_on_host()
 
-    def _send(self, action: Action, target: int, stream: str, boundary: int) -> None:
+    def _send(self, action: Action, target: int | None, stream: str, boundary: int) -> None:
         """What an action makes goes to the same action of the neighbouring stage."""
         peer = self._holder(target)
-        if peer is not None:
+        if target is not None and peer is not None:
+            # where a V comes back up, messages meet those that go down; neither may wait for the other
+            if not self._schedule.goes_round(boundary):
+                stream += "_return"
             self._writer.wait(self._writer.record(), stream)
-            tag = Action(action.op, target, action.microbatch)
-            nbytes = self._context.boundary_bytes[boundary]
+            tag = self._tag(Action(action.op, target, action.microbatch))
+            nbytes = self._of(action).boundary_bytes[boundary]
             self._writer.add(Send(stream, peer, nbytes, tag, action.microbatch, self._copies))
             if not self._layout.overlaps_messages:
                 self._writer.wait(self._writer.record(stream))
+                self._wait_on_host()
+
+    def _tag(self, action: Action) -> Action | tuple[int, Action]:
+        """The name of a message; where a program has several steps, they have their own."""
+        return (self._step, action) if self._step else action
+
+    def _wait_on_host(self) -> None:
+        if self._layout.framework.host_waits_for_messages:
+            self._writer.add(Sync())
 
     # ---- end of the step --------------------------------------------------------------------------------------------
 
@@ -318,15 +358,33 @@ class _Rank:
         """First and last stage hold a copy each of a tied embedding; they add their gradients."""
         first, last = self._operations.chunks[0], self._operations.chunks[-1]
         embedding, head = first[0].unit, last[-1].unit
-        pp = self._layout.plan.pp
-        tied = embedding.name == "embedding" and head.tied_parameters > 0
-        if pp == 1 or not tied or self._stage not in (0, pp - 1):
+        holders = {self._schedule.rank_of_stage[0], self._schedule.rank_of_stage[-1]}
+        tied = embedding.name == "embedding" and embedding.has_backward and head.tied_parameters > 0
+        if len(holders) == 1 or not tied or self._stage not in holders:
             return
-        ranks = tuple(self._layout.rank(stage, self._replica, self._tp_rank) for stage in (0, pp - 1))
+        ranks = tuple(self._layout.rank(stage, self._replica, self._tp_rank) for stage in sorted(holders))
         nbytes = head.tied_parameters * DTYPE_BYTES[self._layout.grad_dtype] / self._gradient_shards
         self._data.before_update()
         group = Group("embedding", ranks, self._copies)
         done = self._writer.after([Collective("all_reduce", nbytes, group, "tied embedding")])
+        if done is not None:
+            self._writer.wait(done)
+
+    def _reduce_copies(self) -> None:
+        """Where a schedule holds two copies of the model, a rank and its mirror image add their gradients."""
+        schedule = self._schedule
+        mirror = schedule.rank_of_stage[(self._held[0] + schedule.depth) % schedule.stages]
+        if mirror == self._stage or not self._trained.total:
+            return
+        pair = sorted((self._stage, mirror))
+        ranks = tuple(self._layout.rank(stage, self._replica, self._tp_rank) for stage in pair)
+        self._data.before_update()
+        layout, trained = self._layout, self._trained
+        kept = trained.dense / self._gradient_shards
+        kept += trained.experts / (layout.expert_shard if layout.plan.zero >= 2 else 1)
+        nbytes = kept * DTYPE_BYTES[layout.grad_dtype]
+        group = Group(STREAM, ranks, self._copies)
+        done = self._writer.after([Collective("all_reduce", nbytes, group, "gradients of both copies")])
         if done is not None:
             self._writer.wait(done)
 
@@ -337,10 +395,12 @@ class _Rank:
     def _reduce_norm(self) -> None:
         """Clipping needs the norm of all gradients: no stage updates before the last one has its gradients."""
         layout, plan = self._layout, self._layout.plan
-        if not layout.clips_gradients or plan.tp * plan.pp * layout.dp == 1:
+        if not layout.clips_gradients or plan.tp * plan.pp * layout.replicas == 1:
             return
-        if plan.zero:
-            group = Group(STREAM, range(plan.tp * plan.pp * layout.dp))
+        if plan.zero and layout.reducing == layout.replicas:
+            group = Group(STREAM, range(plan.tp * plan.pp * layout.replicas))
+        elif plan.zero:
+            group = self._apart()
         else:
             ranks = [layout.rank(stage, self._replica, t) for stage in range(plan.pp) for t in range(plan.tp)]
             if len(ranks) == 1:
@@ -350,17 +410,39 @@ class _Rank:
         if done is not None:
             self._writer.wait(done)
 
+    def _apart(self) -> Group:
+        """All ranks of the group that shards with this one and trains apart from the others."""
+        layout, plan = self._layout, self._layout.plan
+        first = self._replica - self._replica % layout.shard
+        among = range(first, first + layout.shard)
+        ranks = [layout.rank(s, r, t) for s in range(plan.pp) for r in among for t in range(plan.tp)]
+        return Group(STREAM, tuple(ranks), range(0, len(self._copies), plan.tp * layout.shard))
+
     def _resident(self, context_bytes: int) -> tuple[tuple[str, int], ...]:
         layout, plan = self._layout, self._layout.plan
-        states = state_bytes(
-            self._parameters,
-            precision=layout.precision,
-            grad_dtype=layout.grad_dtype,
-            optimizer=plan.optimizer,
-            optimizer_dtype=plan.optimizer_dtype,
-            zero=plan.zero,
-            shard=layout.shard,
-        )
+        every, trained, states = self._parameters, self._trained, Counter[str]()
+        for held, updated, shard in (
+            (every.dense, trained.dense, layout.shard),
+            (every.experts, trained.experts, layout.expert_shard),
+        ):
+            states.update(
+                state_bytes(
+                    updated,
+                    precision=layout.precision,
+                    grad_dtype=layout.grad_dtype,
+                    optimizer=plan.optimizer,
+                    optimizer_dtype=plan.optimizer_dtype,
+                    zero=plan.zero,
+                    shard=shard,
+                    compute_gradients=layout.framework.keeps_compute_gradients,
+                )
+            )
+            frozen = (held - updated) * weight_bytes(layout.precision)
+            states["weights"] += -(-frozen // (shard if plan.zero == 3 else 1))
+        if self._context.keys is not None:
+            states["optimizer"] = self._context.keys.states_beside(self._replica)
+        states["optimizer"] += outer_state_bytes(layout, trained.total)
+        states["gradients"] += Compression.of(layout).state_bytes(trained.total)
         states["buffers"] = self._buffer_bytes()
         states["context"] = context_bytes
         return tuple(states.items())
@@ -372,12 +454,13 @@ class _Rank:
         of them where forward keeps them) and the gradients of two.
         """
         layout, plan = self._layout, self._layout.plan
-        if plan.zero < 2 or layout.shard == 1:
+        if plan.zero < 2 or max(layout.shard, layout.expert_shard) == 1:
             return 0
         width = DTYPE_BYTES[layout.grad_dtype]
         if plan.zero == 2:
-            bucketed = plan.overlap.grad_reduce and not layout.buckets_first_chunk_only
-            return width * (min(layout.bucket_parameters, self._parameters) if bucketed else self._parameters)
+            bucketed = layout.overlap.grad_reduce and not layout.buckets_first_chunk_only
+            every = self._parameters.total
+            return width * (min(layout.bucket_parameters, every) if bucketed else every)
         units = sorted(
             (p.unit.parameters + p.unit.borrowed_parameters for v in self._held for p in self._operations.chunks[v]),
             reverse=True,

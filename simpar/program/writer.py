@@ -18,12 +18,12 @@ class Writer:
         """An event that marks the present end of a stream."""
         event = self._events
         self._events += 1
-        self.add(Record(stream, event))
+        self.instructions.append(Record(stream, event))
         return event
 
     def wait(self, event: int, stream: str = COMPUTE) -> None:
         """A stream goes on only after the event."""
-        self.add(Wait(stream, event))
+        self.instructions.append(Wait(stream, event))
 
     def after(self, collectives: list[Collective], event: int | None = None) -> int | None:
         """Collectives, one after the other, once ``event`` (or compute so far) is done; the event of their end."""

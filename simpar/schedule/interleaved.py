@@ -1,7 +1,7 @@
 """Interleaved 1F1B: each rank holds several chunks of the model, which divides the bubble by their number."""
 
 from simpar.errors import PlanError
-from simpar.schedule.schedule import Action, Schedule, alternate, require_counts
+from simpar.schedule.schedule import Action, Schedule, alternate, require_chunks, require_counts
 
 
 def interleaved(pp: int, microbatches: int, chunks: int, group: int | None = None) -> Schedule:
@@ -36,17 +36,8 @@ def interleaved(pp: int, microbatches: int, chunks: int, group: int | None = Non
         PlanError: a count is too small, or the microbatches do not form legal groups.
     """
     require_counts("interleaved", pp=pp, microbatches=microbatches, chunks=chunks)
-    if chunks == 1:
-        raise PlanError(
-            "schedule 'interleaved' needs at least 2 chunks (vpp) a rank, not 1; raise vpp or take schedule '1f1b'"
-        )
-    group = _equal_group(pp, microbatches) if group is None else _legal_group(pp, microbatches, group)
-    visits = [
-        (chunk, m)
-        for first in range(0, microbatches, group)
-        for chunk in range(chunks)
-        for m in range(first, min(first + group, microbatches))
-    ]
+    require_chunks("interleaved", chunks, alone="1f1b")
+    group, visits = depth_first(pp, microbatches, chunks, group)
     ranks = tuple(
         alternate(
             [Action("F", chunk * pp + rank, m) for chunk, m in visits],
@@ -56,6 +47,22 @@ def interleaved(pp: int, microbatches: int, chunks: int, group: int | None = Non
         for rank in range(pp)
     )
     return Schedule("interleaved", ranks, microbatches, tuple(range(pp)) * chunks)
+
+
+def depth_first(pp: int, microbatches: int, chunks: int, group: int | None) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """The size of a group, and the (chunk, microbatch) that a rank visits one after the other.
+
+    Raises:
+        PlanError: the microbatches do not form legal groups; see :func:`interleaved`.
+    """
+    group = _equal_group(pp, microbatches) if group is None else _legal_group(pp, microbatches, group)
+    visits = (
+        (chunk, m)
+        for first in range(0, microbatches, group)
+        for chunk in range(chunks)
+        for m in range(first, min(first + group, microbatches))
+    )
+    return group, tuple(visits)
 
 
 def _equal_group(pp: int, microbatches: int) -> int:
@@ -72,14 +79,14 @@ def _legal_group(pp: int, microbatches: int, group: int) -> int:
     smallest = min(pp, microbatches)
     if not smallest <= group <= microbatches:
         raise PlanError(
-            f"group {group} lies outside {smallest} … {microbatches}, but holds at least pp={pp} "
+            f"microbatch_group {group} lies outside {smallest} … {microbatches}, but holds at least pp={pp} "
             "microbatches (or all, if they are fewer) and at most all; "
-            f"set group={min(max(group, smallest), microbatches)}"
+            f"set microbatch_group={min(max(group, smallest), microbatches)}"
         )
     last = microbatches % group
     if 0 < last < pp:
         raise PlanError(
-            f"{microbatches} microbatches with group {group} leave a last group of {last}, below pp={pp}; "
+            f"{microbatches} microbatches with microbatch_group {group} leave a last group of {last}, below pp={pp}; "
             + _mend(pp, microbatches)
         )
     return group
@@ -89,4 +96,4 @@ def _mend(pp: int, microbatches: int) -> str:
     """What is legal nearby; multiples of pp are so under every rule."""
     below = microbatches // pp * pp
     group = next(g for g in range(pp, microbatches + 1) if not 0 < microbatches % g < pp)
-    return f"take {below} or {below + pp} microbatches, or group={group}"
+    return f"take {below} or {below + pp} microbatches, or microbatch_group={group}"

@@ -5,10 +5,15 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from simpar.errors import PlanError, nearest
+from simpar.schedule.breadth_first import looped_bfs
+from simpar.schedule.dualpipe import dualpipe, dualpipev
 from simpar.schedule.gpipe import gpipe
 from simpar.schedule.interleaved import interleaved
 from simpar.schedule.one_f_one_b import one_f_one_b
 from simpar.schedule.schedule import Schedule
+from simpar.schedule.text import read_csv
+from simpar.schedule.zero_bubble import zb_1p, zb_h1, zb_h2
+from simpar.schedule.zero_bubble_v import zb_v
 
 
 class Recipe(NamedTuple):
@@ -17,44 +22,99 @@ class Recipe(NamedTuple):
     Attributes:
         generate: takes ``pp`` and ``microbatches``, and the options by keyword.
         options: which of ``chunks`` and ``group`` it takes besides.
+        chunks: stages of one model per rank, where it does not take ``chunks``.
     """
 
     generate: Callable[..., Schedule]
     options: frozenset[str] = frozenset()
+    chunks: int = 1
 
+
+_CHUNKS, _GROUP = frozenset({"chunks"}), frozenset({"group"})
 
 SCHEDULES: Mapping[str, Recipe] = MappingProxyType(
     {
         "gpipe": Recipe(gpipe),
         "1f1b": Recipe(one_f_one_b),
-        "interleaved": Recipe(interleaved, frozenset({"chunks", "group"})),
+        "interleaved": Recipe(interleaved, _CHUNKS | _GROUP),
+        "looped-bfs": Recipe(looped_bfs, _CHUNKS),
+        "zb-h1": Recipe(zb_h1),
+        "zb-h2": Recipe(zb_h2),
+        "zb-1p": Recipe(zb_1p, _CHUNKS | _GROUP),
+        "zb-v": Recipe(zb_v, chunks=2),
+        "dualpipe": Recipe(dualpipe),
+        "dualpipev": Recipe(dualpipev, chunks=2),
     }
 )
 
 
+def unknown(name: str) -> str:
+    """What is said about a schedule that does not exist."""
+    return (
+        f"schedule '{name}' is not known{nearest(name, list(SCHEDULES))}; take one of {', '.join(SCHEDULES)}, "
+        "or the path of a .csv file"
+    )
+
+
+def takers(option: str) -> str:
+    """The schedules that take an option, for messages.
+
+    >>> takers("group")
+    "'interleaved' or 'zb-1p'"
+    """
+    *names, last = (f"'{name}'" for name, recipe in SCHEDULES.items() if option in recipe.options)
+    return f"{', '.join(names)} or {last}"
+
+
+def takes(name: str, option: str) -> bool:
+    """Whether a schedule takes an option; one that is read from a file takes none."""
+    return name in SCHEDULES and option in SCHEDULES[name].options
+
+
+def chunks_per_rank(name: str, vpp: int) -> int:
+    """Stages of one model that each rank of a schedule holds, where a plan asks for ``vpp``.
+
+    Raises:
+        PlanError: the schedule holds another number than what is asked for (1 asks for none).
+    """
+    if name not in SCHEDULES or takes(name, "chunks"):
+        return vpp
+    chunks = SCHEDULES[name].chunks
+    if vpp not in (1, chunks):
+        raise PlanError(
+            f"schedule '{name}' always has {chunks} chunk{'s' * (chunks > 1)} (vpp) a rank, not {vpp}; "
+            f"drop vpp or take schedule {takers('chunks')}"
+        )
+    return chunks
+
+
 def build(name: str, *, pp: int, microbatches: int, chunks: int = 1, group: int | None = None) -> Schedule:
-    """The schedule called ``name``.
+    """The schedule called ``name``, or the one in a file of torch's text form.
 
     Args:
-        name: a key of ``SCHEDULES``.
+        name: a key of ``SCHEDULES``, or a path that ends in ``.csv``.
         pp: pipeline ranks.
         microbatches: microbatches of a step.
-        chunks: model chunks (virtual stages) per rank.
+        chunks: model chunks (virtual stages) per rank; 1 where the schedule or the file decides.
         group: microbatches that go through a chunk in a row; left open, the schedule decides.
 
     Raises:
         PlanError: no such schedule, an option that it does not take, or counts that it cannot run.
+        DeadlockError: the ranks of a file wait for each other.
     """
+    if name.endswith(".csv"):
+        if group is not None:
+            raise PlanError(f"schedule '{name}' takes no microbatch_group={group}; its rows are the order; drop it")
+        return read_csv(name, pp=pp, microbatches=microbatches, chunks=chunks)
     if name not in SCHEDULES:
-        raise PlanError(
-            f"schedule '{name}' is not known{nearest(name, list(SCHEDULES))}; take one of {', '.join(SCHEDULES)}"
-        )
+        raise PlanError(unknown(name))
     recipe = SCHEDULES[name]
-    options: dict[str, int | None] = {}
-    for option, value, default in (("chunks", chunks, 1), ("group", group, None)):
-        if option in recipe.options:
-            options[option] = value
-        elif value != default:
-            takers = " or ".join(f"'{n}'" for n, r in SCHEDULES.items() if option in r.options)
-            raise PlanError(f"schedule '{name}' takes no {option}={value}; drop it or take schedule {takers}")
+    chunks = chunks_per_rank(name, chunks)
+    options: dict[str, int | None] = {"chunks": chunks} if takes(name, "chunks") else {}
+    if takes(name, "group"):
+        options["group"] = group
+    elif group is not None:
+        raise PlanError(
+            f"schedule '{name}' takes no microbatch_group={group}; drop it or take schedule {takers('group')}"
+        )
     return recipe.generate(pp, microbatches, **options)

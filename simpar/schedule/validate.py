@@ -23,7 +23,7 @@ def validate(schedule: Schedule) -> None:
                 raise PlanError(f"schedule '{schedule.name}' runs {action} twice, but each action runs once; drop one")
             seen.add(action)
     for stage in range(schedule.stages):
-        for microbatch in range(schedule.microbatches):
+        for microbatch in schedule.microbatches_of(stage):
             _check_pair(schedule, seen, stage, microbatch)
     timetable(schedule, forward=1, backward=1)
 
@@ -33,6 +33,12 @@ def _check_action(schedule: Schedule, rank: int, action: Action) -> None:
         raise PlanError(
             f"schedule '{schedule.name}' runs {action} on rank {rank}, but has stages 0 … "
             f"{schedule.stages - 1} and microbatches 0 … {schedule.microbatches - 1}; drop it"
+        )
+    if action.microbatch not in schedule.microbatches_of(action.stage):
+        share = schedule.microbatches_of(action.stage)
+        raise PlanError(
+            f"schedule '{schedule.name}' runs {action} on rank {rank}, but microbatches {share[0]} … {share[-1]} pass "
+            f"stage {action.stage} of its {schedule.copies} models; drop it"
         )
     if action.op not in OPS:
         raise PlanError(f"schedule '{schedule.name}' runs {action}, which is none of {' '.join(OPS)}; take one")

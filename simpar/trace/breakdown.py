@@ -4,18 +4,19 @@ Every nanosecond of a rank's step is counted once: as compute (by kind), as opti
 beside it, as waiting for the host, as exposed communication (by stream), or as bubble.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from simpar.trace.trace import COMMUNICATION_KINDS, KERNEL_KINDS, KINDS, NONE, IntColumn, Trace
+from simpar.trace.bubbles import MESSAGES, lane_gaps
+from simpar.trace.intervals import intervals, overlap_ns, split
+from simpar.trace.trace import COMMUNICATION_KINDS, KERNEL_KINDS, KINDS, NONE, IntColumn, Lane, Template, Trace
+from simpar.trace.utilisation import communicator
 
 _COMPUTE = "compute"
 _P2P = KINDS.index("p2p")
 _OPTIMIZER = KINDS.index("optimizer")
-_MESSAGES = ("pp_forward", "pp_backward")
-Intervals = npt.NDArray[np.int64]  # shape (n, 2): start and end, disjoint and ordered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,19 @@ class RankTime:
     hidden_s: dict[str, float]
     bubble_s: float
 
+    def over(self, steps: int) -> "RankTime":
+        """The mean of so many steps."""
+        if steps == 1:
+            return self
+        mean: dict[str, Any] = {
+            field.name: _divided(getattr(self, field.name), steps) for field in fields(self) if field.name.endswith("_s")
+        }
+        return replace(self, **mean)
+
+
+def _divided(value: "float | dict[str, float]", steps: int) -> "float | dict[str, float]":
+    return {name: each / steps for name, each in value.items()} if isinstance(value, dict) else value / steps
+
 
 def breakdown(trace: Trace) -> tuple[RankTime, ...]:
     """The time of every simulated rank, in lane order."""
@@ -68,7 +82,8 @@ def _rank_time(trace: Trace, rank: int) -> RankTime:
     lane = trace.lanes[compute_lane]
     mine = np.flatnonzero(spans.lane == compute_lane)
     busy: dict[str, int] = dict.fromkeys(KERNEL_KINDS, 0)
-    optimizer = exposed_inside = interference = hidden_inside = 0
+    optimizer = interference = 0
+    exposed, hidden = _communication(trace, rank, compute_lane, mine)
     for template, count, gpu_ns, is_optimizer in _templates(trace, mine):
         made = details.templates[template]
         kernels = {kind: made.busy_ns.get(kind, 0) * count for kind in KERNEL_KINDS}
@@ -77,12 +92,10 @@ def _rank_time(trace: Trace, rank: int) -> RankTime:
         else:
             for kind, duration in kernels.items():
                 busy[kind] += duration
-        exposed_inside += made.exposed_ns * count
-        hidden_inside += (sum(made.busy_ns.get(k, 0) for k in COMMUNICATION_KINDS) - made.exposed_ns) * count
+        for stream, (shown, behind) in _inside(made).items():
+            exposed[stream] = exposed.get(stream, 0) + shown * count
+            hidden[stream] = hidden.get(stream, 0) + behind * count
         interference += gpu_ns - made.gpu_ns * count
-    exposed, hidden = _communication(trace, rank, compute_lane, mine)
-    exposed["tp"] = exposed.get("tp", 0) + exposed_inside
-    hidden["tp"] = hidden.get("tp", 0) + max(hidden_inside, 0)
     host_wait = int(details.host_wait_ns[mine].sum())
     counted = sum(busy.values()) + optimizer + interference + host_wait + sum(exposed.values())
     return RankTime(
@@ -99,6 +112,21 @@ def _rank_time(trace: Trace, rank: int) -> RankTime:
     )
 
 
+def _inside(made: Template) -> dict[str, tuple[int, int]]:
+    """Exposed and hidden time of the collectives inside an operation, by stream.
+
+    Which of several streams the compute stream waits for is not recorded; each gets its share by the time it runs.
+    """
+    streams = dict(made.stream_busy_ns) or {"tp": sum(made.busy_ns.get(kind, 0) for kind in COMMUNICATION_KINDS)}
+    total = sum(streams.values())
+    left, found = made.exposed_ns, {}
+    for number, (stream, busy) in enumerate(streams.items(), 1):
+        shown = left if number == len(streams) else made.exposed_ns * busy // max(total, 1)
+        left -= shown
+        found[stream] = (shown, max(busy - shown, 0))
+    return found
+
+
 def _templates(trace: Trace, rows: IntColumn) -> list[tuple[int, int, int, bool]]:
     """Template, number of operations, their time on the device, and whether they are the optimizer's."""
     assert trace.details is not None
@@ -111,6 +139,12 @@ def _templates(trace: Trace, rows: IntColumn) -> list[tuple[int, int, int, bool]
     return found
 
 
+def _stream(lane: Lane) -> str:
+    """Streams to single parameter servers count as one."""
+    name = communicator(lane.stream)
+    return name if name == "ps" else lane.stream
+
+
 def _communication(
     trace: Trace, rank: int, compute_lane: int, compute_rows: IntColumn
 ) -> tuple[dict[str, int], dict[str, int]]:
@@ -121,7 +155,7 @@ def _communication(
     communicates.
     """
     spans = trace.spans
-    gaps = _gaps(spans.start_ns[compute_rows], spans.end_ns[compute_rows], trace.step_ns)
+    gaps = lane_gaps(spans.start_ns[compute_rows], spans.end_ns[compute_rows], trace.step_ns)
     cause = np.append(spans.predecessor[compute_rows], NONE)
     causing_lane = np.array([NONE if row == NONE else spans.lane[row] for row in cause], np.int64)
     exposed: dict[str, int] = {}
@@ -129,54 +163,21 @@ def _communication(
     after = gaps[-1:]
     for index, lane in enumerate(trace.lanes):
         rows = np.flatnonzero(spans.lane == index)
-        if lane.rank != rank or index == compute_lane or lane.stream in _MESSAGES or not len(rows):
+        if lane.rank != rank or index == compute_lane or lane.stream in MESSAGES or not len(rows):
             continue
-        busy = _union(np.stack([spans.start_ns[rows], spans.end_ns[rows]], axis=1))
-        waited = _overlap(busy, gaps[causing_lane == index]) + _overlap(busy, after)
-        after = _without(after, busy)
-        exposed[lane.stream] = waited
-        hidden[lane.stream] = int((busy[:, 1] - busy[:, 0]).sum()) - waited
+        busy = intervals(spans.start_ns[rows], spans.end_ns[rows])
+        waited = overlap_ns(busy, gaps[causing_lane == index]) + overlap_ns(busy, after)
+        pieces, _, covered = split(after, busy)
+        after = pieces[~covered]
+        stream = _stream(lane)
+        exposed[stream] = exposed.get(stream, 0) + waited
+        hidden[stream] = hidden.get(stream, 0) + int((busy[:, 1] - busy[:, 0]).sum()) - waited
     is_message = np.array([row != NONE and spans.kind[row] == _P2P for row in cause], np.bool_)
     if is_message.any():
         messages = cause[is_message]
-        arriving = _union(np.stack([spans.start_ns[messages], spans.end_ns[messages]], axis=1))
-        exposed["pp"] = _overlap(arriving, gaps[is_message])
-        hidden["pp"] = int((arriving[:, 1] - arriving[:, 0]).sum()) - exposed["pp"]
+        arriving = intervals(spans.start_ns[messages], spans.end_ns[messages])
+        waited = overlap_ns(arriving, gaps[is_message])
+        name = communicator(trace.lanes[spans.lane[messages[0]]].stream)
+        exposed[name] = exposed.get(name, 0) + waited
+        hidden[name] = hidden.get(name, 0) + int((arriving[:, 1] - arriving[:, 0]).sum()) - waited
     return exposed, hidden
-
-
-def _without(gaps: Intervals, busy: Intervals) -> Intervals:
-    """The parts of ``gaps`` in which ``busy`` is not."""
-    if not len(gaps):
-        return gaps
-    edges = np.unique(np.concatenate([gaps.ravel(), np.clip(busy.ravel(), gaps.min(), gaps.max())]))
-    pieces = np.stack([edges[:-1], edges[1:]], axis=1)
-    kept = [_overlap(busy, piece[None]) == 0 and _overlap(gaps, piece[None]) > 0 for piece in pieces]
-    return pieces[np.array(kept, np.bool_)]
-
-
-def _gaps(start: IntColumn, end: IntColumn, step_ns: int) -> Intervals:
-    """When a lane is idle; its spans are ordered and do not overlap."""
-    edges = np.concatenate([[0], np.stack([start, end], axis=1).ravel(), [step_ns]])
-    return edges.reshape(-1, 2)
-
-
-def _union(intervals: Intervals) -> Intervals:
-    """The same instants as disjoint, ordered intervals."""
-    if not len(intervals):
-        return intervals
-    ordered = intervals[np.argsort(intervals[:, 0], kind="stable")]
-    reach = np.maximum.accumulate(ordered[:, 1])
-    first = np.concatenate([[True], ordered[1:, 0] > reach[:-1]])
-    last = np.concatenate([first[1:], [True]])
-    return np.stack([ordered[first, 0], reach[last]], axis=1)
-
-
-def _overlap(covered: Intervals, gaps: Intervals) -> int:
-    """Nanoseconds of ``gaps`` that ``covered`` covers."""
-    if not len(covered):
-        return 0
-    ends = np.cumsum(covered[:, 1] - covered[:, 0])
-    edges = covered.ravel()
-    level = np.stack([ends - (covered[:, 1] - covered[:, 0]), ends], axis=1).ravel()
-    return int(np.rint((np.interp(gaps[:, 1], edges, level) - np.interp(gaps[:, 0], edges, level)).sum()))

@@ -17,12 +17,14 @@ import numpy as np
 
 from simpar import __version__
 from simpar.errors import SimparError
-from simpar.trace.trace import KINDS, MEMORY_CATEGORIES, Spans, Trace
+from simpar.trace.trace import KINDS, MEMORY_CATEGORIES, IntColumn, Spans, Trace
+from simpar.trace.utilisation import busy_share
 
 MAX_FLOWS = 20_000
 """Arrows in a Perfetto file; viewers become slow with more, and nobody follows them."""
 
 _NS_PER_US = 1000
+_LINK_BINS = 400  # of a step, in the counters of links
 
 Event = dict[str, Any]
 
@@ -63,7 +65,7 @@ def to_perfetto(trace: Trace, path: str | Path, *, kernels: bool = False) -> Non
     """Writes the Trace Event Format that ui.perfetto.dev and chrome://tracing open.
 
     Processes are ranks (in the order of their stages), threads are streams, times are µs with all nanoseconds
-    of the clock. Counters show memory by category; arrows lead from an operation to one on another lane that
+    of the clock. Counters show memory by category and how busy links are; arrows lead from an operation to one on another lane that
     waited for it.
 
     Args:
@@ -75,13 +77,13 @@ def to_perfetto(trace: Trace, path: str | Path, *, kernels: bool = False) -> Non
         OutputError: if the file cannot be written.
     """
     flows, left_out = _flows(trace)
+    tables = (trace.spans, *((trace.kernels(),) if kernels else ()))
     document = {
         "traceEvents": [
             *_names(trace),
-            *_slices(trace, trace.spans),
-            *(_slices(trace, trace.kernels()) if kernels else ()),
+            *(event for spans in tables for event in _slices(trace, spans)),
             *flows,
-            *_counters(trace),
+            *_counters(trace, tables),
         ],
         "displayTimeUnit": "ms",
         "otherData": {
@@ -181,10 +183,7 @@ def _slices(trace: Trace, spans: Spans) -> Iterator[Event]:
 def _flows(trace: Trace) -> tuple[list[Event], int]:
     """Arrows between lanes, the first :data:`MAX_FLOWS` by the time they end, and how many are left out."""
     spans, streams = trace.spans, _streams(trace)
-    rows = np.flatnonzero(spans.predecessor >= 0)
-    before = spans.predecessor[rows]
-    crossing = (spans.lane[rows] != spans.lane[before]) & (spans.start_ns[before] <= spans.start_ns[rows])
-    rows, before = rows[crossing], before[crossing]
+    rows, before = crossings(trace)
     events: list[Event] = []
     for row, source in zip(rows[:MAX_FLOWS].tolist(), before[:MAX_FLOWS].tolist(), strict=True):
         # An arrow leaves from inside its span: at the very end the viewer takes the span for closed.
@@ -209,21 +208,42 @@ def _flows(trace: Trace) -> tuple[list[Event], int]:
     return events, max(0, len(rows) - MAX_FLOWS)
 
 
-def _counters(trace: Trace) -> Iterator[Event]:
+def crossings(trace: Trace) -> tuple[IntColumn, IntColumn]:
+    """Operations that waited for one on another lane, in order of time, and the ones that they waited for."""
+    spans = trace.spans
+    rows = np.flatnonzero(spans.predecessor >= 0)
+    before = spans.predecessor[rows]
+    crossing = (spans.lane[rows] != spans.lane[before]) & (spans.start_ns[before] <= spans.start_ns[rows])
+    return rows[crossing], before[crossing]
+
+
+def counters(trace: Trace, tables: tuple[Spans, ...]) -> Iterator[tuple[str, int, int, float]]:
+    """Values that change in the course of a step: name, rank, time (ns) and value.
+
+    Memory is in bytes by category, at each change; links are, by the spans of ``tables``, the per cent of a bin of time in which the streams of a
+    communicator carry something, on the mean of all ranks, and are told at the first rank.
+    """
     held: dict[tuple[int, str], int] = {}
     memory = trace.memory
     columns = (memory.time_ns, memory.rank, memory.category, memory.delta_bytes)
     for time, rank, category, delta in zip(*(column.tolist() for column in columns), strict=True):
         name = MEMORY_CATEGORIES[category]
         held[rank, name] = held.get((rank, name), 0) + delta
-        yield {
-            "ph": "C",
-            "name": f"memory {name}",
-            "pid": rank,
-            "tid": 0,
-            "ts": time / _NS_PER_US,
-            "args": {"bytes": held[rank, name]},
-        }
+        yield f"memory {name}", rank, time, held[rank, name]
+    if not trace.lanes or trace.step_ns < _LINK_BINS:
+        return
+    first = min((lane.stage, lane.rank) for lane in trace.lanes)[1]
+    edges = np.linspace(0, trace.step_ns, _LINK_BINS + 1).astype(np.int64)
+    for name, share in busy_share(tables, trace.lanes, edges).items():
+        if share.any():
+            for time, value in zip(edges[:-1].tolist(), share.tolist(), strict=True):
+                yield f"links busy {name}", first, time, round(100 * value, 2)
+
+
+def _counters(trace: Trace, tables: tuple[Spans, ...]) -> Iterator[Event]:
+    for name, rank, time, value in counters(trace, tables):
+        unit = "bytes" if name.startswith("memory") else "%"
+        yield {"ph": "C", "name": name, "pid": rank, "tid": 0, "ts": time / _NS_PER_US, "args": {unit: value}}
 
 
 def _rows(trace: Trace, spans: Spans, level: str) -> Iterator[tuple[object, ...]]:

@@ -18,7 +18,7 @@ FloatColumn = npt.NDArray[np.float64]
 
 COMPUTE_KINDS = ("forward", "backward", "weight_grad", "recompute", "optimizer")
 KERNEL_KINDS = ("gemm", "attention", "elementwise", "activation", "norm")
-COMMUNICATION_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p")
+COMMUNICATION_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "shift", "p2p")
 KINDS = (*COMPUTE_KINDS, *KERNEL_KINDS, *COMMUNICATION_KINDS)
 """Every kind of span; ``Spans.kind`` holds indices into this tuple."""
 
@@ -105,11 +105,13 @@ class Template:
         busy_ns: per kind, time its kernels and collectives run (they may overlap).
         exposed_ns: time in which the compute stream waits for a collective of the operation's own.
         gpu_ns: length when everything was issued long ago.
+        stream_busy_ns: per communication stream, time its collectives run.
     """
 
     busy_ns: Mapping[str, int]
     exposed_ns: int
     gpu_ns: int
+    stream_busy_ns: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,60 +1,83 @@
-"""A prediction and a measurement on one time axis: two timelines, one above the other, and how operations differ.
+"""Two traces on one time axis: two plans, or a prediction and a measurement, and by how much operations differ.
 
-Both timelines are those of :mod:`simpar.view.timeline`; here they are only moved and scaled to share an axis. Below
-them lies a bar for each kind of operation: by how much it was predicted too short (to the right) or too long.
+Traces of the same ranks share lanes: the upper half is the first's, the lower half the second's, and a strip shows the
+signed error of every operation that both have. Traces of different ranks lie one below the other.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
-from simpar.trace.trace import IntColumn, MemoryEvents, Trace
+from simpar.trace.pairing import Pairs, Side, pair, pair_in_order
+from simpar.trace.trace import Spans, Trace
 from simpar.units import format_time
+from simpar.view.bars import Drawing, add_bars
+from simpar.view.differences import BAR_PX, Difference, add_differences
 from simpar.view.hover import TimeUnit, step_text, time_unit
-from simpar.view.level_of_detail import extent_ns
+from simpar.view.layout import Panel, add_heading, add_lane_names, lay_out
+from simpar.view.level_of_detail import to_rectangles
+from simpar.view.marker import add_step_end
 from simpar.view.page import write_page
-from simpar.view.palette import Palette, palette
-from simpar.view.timeline import Timeline, timeline
+from simpar.view.palette import BUBBLES_FROM, Palette, palette
+from simpar.view.rows import Rows, place_below, place_halves
+from simpar.view.scene import Scene, scene, side_by_side, taken
+from simpar.view.timeline import Timeline
+from simpar.view.timeline_page import Contents, Errors, Step
+
+__all__ = ["Difference", "combine", "compare", "write_comparison"]
 
 MOST_DIFFERENCES = 14
 """Operations that are drawn, at most: those that differ by the most time."""
 
-_GAP = 1.1  # between the two timelines, in lane heights
-_HEADROOM = 0.9  # above the first one, for its word: plotly hides what is annotated outside of an axis
-_BAR_PX, _BETWEEN_PX, _TOP_PX, _BOTTOM_PX = 22, 84, 118, 56
+_STRIP_PX, _MOST_POINTS = 84, 4000
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """All spans of one name, added up over ranks and microbatches.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Comparison:
+    """What is drawn; pairs that are made in order are those of the lowest level that the first trace has."""
 
-    Attributes:
-        name: of the operation or kernel.
-        count: spans that were paired.
-        predicted_ns: their predicted lengths together.
-        measured_ns: their measured lengths together.
-    """
-
-    name: str
-    count: int
-    predicted_ns: int
-    measured_ns: int
+    traces: tuple[Trace, Trace]
+    words: tuple[str, str]
+    shown: Scene
+    rows: Rows
+    pairs: Pairs | None
+    in_order: bool
+    unit: TimeUnit
+    colours: Palette
 
     @property
-    def error(self) -> float:
-        """Predicted over measured, less one."""
-        return self.predicted_ns / self.measured_ns - 1
+    def has_strip(self) -> bool:
+        """Whether there are errors to show: the traces have most operations in common."""
+        return self.pairs is not None and len(self.pairs) > (0 if self.in_order else self.pairs.unpaired)
+
+    @property
+    def table(self) -> Spans:
+        """The spans that the pairs count rows of."""
+        return self.shown.kernels if self.in_order and len(self.shown.kernels) else self.shown.operations
+
+    @property
+    def edges(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Top and bottom of either trace, in lane heights."""
+        if self.pairs is not None:
+            return (0.0, self.rows.total), (0.0, self.rows.total)
+        lanes = len(self.traces[0].lanes)
+        first = [g for g in self.rows.groups if g.lane < lanes]
+        second = [g for g in self.rows.groups if g.lane >= lanes]
+        return (
+            (first[0].top, first[-1].bottom) if first else (0.0, 0.0),
+            (second[0].top, second[-1].bottom) if second else (0.0, 0.0),
+        )
 
 
 def compare(
-    predicted: Trace,
-    measured: Trace,
+    first: Trace,
+    second: Trace,
     differences: Sequence[Difference] = (),
     *,
+    words: tuple[str, str] = ("predicted", "measured"),
     title: str = "",
     subtitle: str = "",
     dark: bool = False,
@@ -63,43 +86,53 @@ def compare(
     """Draws both traces from a common zero.
 
     Args:
-        predicted: drawn above.
-        measured: drawn below.
-        differences: of operations, in any order.
+        first: drawn above.
+        second: drawn below.
+        differences: of operations, in any order; bars below the timeline.
+        words: what the traces are called.
         title: heading.
-        subtitle: second line; behind it stands the error of the step.
+        subtitle: second line; behind it stand both steps and the first over the second, less one.
         dark: dark instead of light surfaces.
-        budget: bars of each trace at most.
+        budget: bars of both traces, at most.
 
     Returns:
         A figure whose x is time in µs, ms or s for both.
     """
-    colours = palette(dark)
-    unit = time_unit(max(extent_ns(trace, trace.spans) for trace in (predicted, measured)))
-    shown = sorted(differences, key=lambda d: -abs(d.predicted_ns - d.measured_ns))[:MOST_DIFFERENCES]
-    parts = [
-        timeline(replace(trace, memory=_NO_MEMORY), dark=dark, budget=budget // 2) for trace in (predicted, measured)
-    ]
-    heights = [_height(part) for part in parts]
-    offsets = [0.0, heights[0] + _GAP]
+    drawn = _comparison(first, second, words, dark)
+    drawing = Drawing(
+        shown=drawn.shown,
+        rectangles=to_rectangles(drawn.shown.operations, drawn.shown.kernels, end_ns=drawn.shown.end_ns, budget=budget),
+        rows=drawn.rows,
+        unit=drawn.unit,
+        colours=drawn.colours,
+    )
     figure = Timeline()
-    for word, part, trace, offset in zip(("predicted", "measured"), parts, (predicted, measured), offsets, strict=True):
-        _move(figure, part, word, offset, time_unit(extent_ns(trace, trace.spans)).ns / unit.ns)
-        _add_word(figure, word, offset, colours)
-        if trace.step_ns > 0:
-            _add_end(figure, trace.step_ns, unit, (offset, offset + _height(part)), colours)
-    _lay_out(figure, parts, offsets, sum(heights) + _GAP, unit, colours, len(shown))
-    end = max(extent_ns(trace, trace.spans) for trace in (predicted, measured)) / unit.ns
-    figure.update_xaxes(range=[-0.004 * end, 1.03 * end], minallowed=-0.05 * end, maxallowed=1.08 * end, selector=0)
+    add_bars(figure, drawing)
+    shown = sorted(differences, key=lambda d: -abs(d.predicted_ns - d.measured_ns))[:MOST_DIFFERENCES]
+    strip = drawn.has_strip
+    panels = (
+        *((Panel("3", _STRIP_PX),) if strip else ()),
+        *((Panel("2", BAR_PX * len(shown) + 30),) if shown else ()),
+    )
+    lay_out(figure, drawn.shown.lanes, drawn.rows, panels, drawn.unit, drawn.shown.end_ns, drawn.colours)
+    figure.update_layout(xaxis={"anchor": "y3" if strip else "y"})
+    add_lane_names(figure, drawn.shown.lanes, drawn.rows, drawn.colours)
+    for index, (trace, word) in enumerate(zip(drawn.traces, words, strict=True)):
+        edges, lift = (None, 13 * index) if drawn.pairs is not None else (drawn.edges[index], 0)
+        add_step_end(figure, trace.step_ns, drawn.unit, drawn.colours, word=word, edges=edges, lift_px=lift)
+    if strip:
+        _add_strip(figure, drawn)
     if shown:
-        _add_differences(figure, shown[::-1], colours)
-    error = predicted.step_ns / measured.step_ns - 1 if measured.step_ns else 0.0
-    told = f"predicted {format_time(predicted.step_s)}, measured {format_time(measured.step_s)}: {error:+.1%}"
-    _add_heading(figure, title, " · ".join(text for text in (subtitle, told) if text), colours)
+        add_differences(figure, shown[::-1], drawn.colours)
+    headline = _headline(drawn)
+    told = ", ".join(f"{name} {value}" for name, value in headline.items())
+    second_line = " · ".join(text for text in (subtitle, told, _paired_text(drawn)) if text)
+    add_heading(figure, escape(title), second_line, drawn.colours)
+    figure.carry(_contents(drawn, headline, subtitle, dark))
     return figure
 
 
-def combine(figures: Mapping[str, go.Figure]) -> go.Figure:
+def combine(figures: dict[str, go.Figure]) -> go.Figure:
     """One figure with a menu that shows one of several comparisons at a time; the first is shown at the start.
 
     Raises:
@@ -109,23 +142,23 @@ def combine(figures: Mapping[str, go.Figure]) -> go.Figure:
         raise ValueError("there are no comparisons to combine; give at least one")
     combined = Timeline()
     shown = next(iter(figures))
+    tallest = max(figure.layout.height for figure in figures.values())
     buttons = []
     for name, figure in figures.items():
         for trace in figure.data:
             combined.add_trace(trace)
             combined.data[-1].visible = name == shown
-        visible = [other == name for other, one in figures.items() for _ in one.data]
         layout = figure.layout.to_plotly_json()
         layout.pop("template", None)
         # what one figure lacks must not stay from the one before
-        layout.setdefault("xaxis2", {"visible": False})
-        layout.setdefault("yaxis2", {"visible": False})
+        for axis in ("xaxis2", "yaxis2", "yaxis3"):
+            layout.setdefault(axis, {"visible": False})
         layout.setdefault("shapes", [])
-        buttons.append({"label": name, "method": "update", "args": [{"visible": visible}, layout]})
+        visible = [other == name for other, one in figures.items() for _ in one.data]
+        buttons.append(
+            {"label": name, "method": "update", "args": [{"visible": visible}, {**layout, "height": tallest}]}
+        )
     combined.update_layout(figures[shown].layout)
-    tallest = max(figure.layout.height for figure in figures.values())
-    for button in buttons:
-        button["args"][1] = {**button["args"][1], "height": tallest}  # type: ignore[index]
     menu = {
         "buttons": buttons,
         "x": 1,
@@ -140,7 +173,7 @@ def combine(figures: Mapping[str, go.Figure]) -> go.Figure:
 
 
 def write_comparison(figure: go.Figure, path: str, *, title: str) -> None:
-    """Writes a comparison as one HTML file that opens anywhere, without a network.
+    """Writes comparisons as one HTML file that opens anywhere, without a network.
 
     Raises:
         OutputError: if the folder of ``path`` does not exist or the file cannot be written.
@@ -148,169 +181,130 @@ def write_comparison(figure: go.Figure, path: str, *, title: str) -> None:
     write_page(figure, path, title=title)
 
 
-_EMPTY: IntColumn = np.zeros(0, np.int64)
-_NO_MEMORY = MemoryEvents(time_ns=_EMPTY, rank=_EMPTY, category=_EMPTY, delta_bytes=_EMPTY)
-
-
-def _height(part: go.Figure) -> float:
-    """Height of a timeline in lane heights."""
-    bottom, top = part.layout.yaxis.range
-    return float(bottom + top)
-
-
-def _move(figure: go.Figure, part: go.Figure, word: str, offset: float, scale: float) -> None:
-    """Adds a timeline's bars and the labels of its lanes, moved down and scaled to the common unit of time."""
-    known = {trace.legendgroup for trace in figure.data}
-    for bar in part.data:
-        bar.base = np.asarray(bar.base, float) * scale
-        bar.x = np.asarray(bar.x, float) * scale
-        bar.customdata = bar.x
-        bar.y = np.asarray(bar.y, float) + offset
-        bar.hovertemplate = f"<b>{word}</b><br>%{{hovertext}}<extra></extra>"
-        bar.showlegend = bar.legendgroup not in known
-        known.add(bar.legendgroup)
-        figure.add_trace(bar)
-    for note in part.layout.annotations:
-        if note.yref == "y":
-            note.y += offset
-            figure.add_annotation(note)
-    for shape in part.layout.shapes:
-        if shape.yref in (None, "y"):
-            shape.update(y0=shape.y0 + offset, y1=shape.y1 + offset)
-            figure.add_shape(shape)
-
-
-def _add_word(figure: go.Figure, word: str, top: float, colours: Palette) -> None:
-    """Which timeline it is, above it."""
-    figure.add_annotation(
-        text=f"<b>{word}</b>",
-        x=0,
-        xref="paper",
-        xanchor="left",
-        y=top - 0.08,
-        yanchor="bottom",
-        showarrow=False,
-        font={"size": 13, "color": colours.text},
+def _comparison(first: Trace, second: Trace, words: tuple[str, str], dark: bool) -> _Comparison:
+    scenes = scene(first), scene(second)
+    shown = side_by_side(*scenes, words)
+    halves = _ranks(scenes[0]) == _ranks(scenes[1]) or not all(len(s.operations) for s in scenes)
+    pairs, in_order = None, False
+    if halves:
+        pairs, in_order = _pairs(*scenes)
+    rows = (place_halves if halves else place_below)(first.lanes, second.lanes, shown.used, words)
+    return _Comparison(
+        traces=(first, second),
+        words=words,
+        shown=shown,
+        rows=rows,
+        pairs=pairs,
+        in_order=in_order,
+        unit=time_unit(shown.end_ns),
+        colours=palette(dark),
     )
 
 
-def _add_end(figure: go.Figure, step_ns: int, unit: TimeUnit, edges: tuple[float, float], colours: Palette) -> None:
-    """A dashed line where a timeline's step ends."""
-    (top, bottom), end = edges, step_ns / unit.ns
-    line = {"color": colours.faint, "width": 1.2, "dash": "dash"}
-    figure.add_shape(type="line", x0=end, x1=end, y0=top, y1=bottom, line=line)
-    figure.add_annotation(
-        text=step_text(step_ns),
-        x=end,
-        xanchor="right",
-        y=top - 0.08,
-        yanchor="bottom",
-        showarrow=False,
-        font={"size": 11, "color": colours.faint},
+def _pairs(first: Scene, second: Scene) -> tuple[Pairs, bool]:
+    """What both have, and whether it is paired in order only; rows are those of the first, and so of both together."""
+    found = _pairs_of(pair, (first, first.operations), (second, second.operations))
+    if len(found) or not len(first.operations) or not len(second.operations):
+        return found, False
+    lowest = [(shown, shown.kernels if len(shown.kernels) else shown.operations) for shown in (first, second)]
+    return _pairs_of(pair_in_order, *lowest), True
+
+
+def _pairs_of(how: Callable[[Side, Side], Pairs], *tables: tuple[Scene, Spans]) -> Pairs:
+    """Pairs of what is no bubble."""
+    busy = [np.flatnonzero(table.kind < BUBBLES_FROM) for _, table in tables]
+    first, second = (
+        Side(spans=taken(table, rows), lanes=shown.lanes, names=shown.names)
+        for (shown, table), rows in zip(tables, busy, strict=True)
     )
+    found = how(first, second)
+    return replace(found, row=busy[0][found.row])
 
 
-def _lay_out(  # noqa: PLR0917 - all of them are geometry
-    figure: go.Figure,
-    parts: Sequence[go.Figure],
-    offsets: Sequence[float],
-    total: float,
-    unit: TimeUnit,
-    colours: Palette,
-    bars: int,
-) -> None:
-    first = parts[0].layout
-    lanes_px = sum(part.layout.height - part.layout.margin.t - part.layout.margin.b for part in parts) + 54
-    below_px = _BETWEEN_PX + _BAR_PX * bars if bars else 0
-    plot_px = lanes_px + below_px
-    axis = first.yaxis.to_plotly_json()
-    axis |= {
-        "domain": [below_px / plot_px, 1.0],
-        "range": [total + 0.05, -_HEADROOM],
-        "tickvals": [v + o for part, o in zip(parts, offsets, strict=True) for v in part.layout.yaxis.tickvals or ()],
-        "ticktext": [text for part in parts for text in part.layout.yaxis.ticktext or ()],
-    }
-    figure.update_layout(
-        template=colours.template,
-        paper_bgcolor=colours.surface,
-        plot_bgcolor=colours.surface,
-        font=first.font,
-        barmode="overlay",
-        dragmode="pan",
-        hovermode="closest",
-        hoverlabel=first.hoverlabel,
-        height=round(plot_px + _TOP_PX + _BOTTOM_PX),
-        margin={"l": max(part.layout.margin.l for part in parts), "r": 28, "t": _TOP_PX, "b": _BOTTOM_PX, "pad": 4},
-        legend={**first.legend.to_plotly_json(), "y": 1.0 + 26 / plot_px},
-        xaxis={
-            **first.xaxis.to_plotly_json(),
-            "title": {"text": f"time ({unit.name})", "standoff": 8},
-            "anchor": "y",
-        },
-        yaxis=axis,
-    )
-    if bars:
-        figure.update_layout(yaxis2={"domain": [0.0, _BAR_PX * bars / plot_px]})
+def _ranks(shown: Scene) -> set[tuple[int, int]]:
+    """Ranks and stages with anything on them."""
+    return {(shown.lanes[i].rank, shown.lanes[i].stage) for i in shown.used.tolist()}
 
 
-def _add_differences(figure: go.Figure, shown: Sequence[Difference], colours: Palette) -> None:
-    """A bar per operation on axes of its own: measured less predicted time, with the signed error beside it."""
-    unit = time_unit(max(abs(d.measured_ns - d.predicted_ns) for d in shown))
-    names = [escape(d.name) for d in shown]
-    figure.add_bar(
-        orientation="h",
-        x=[(d.measured_ns - d.predicted_ns) / unit.ns for d in shown],
-        y=names,
-        xaxis="x2",
-        yaxis="y2",
-        width=0.7,
-        marker={
-            "color": [colours.alarm if d.measured_ns > d.predicted_ns else colours.kinds["forward"] for d in shown]
-        },
-        text=[f"{d.error:+.0%}" for d in shown],
-        textposition="auto",
-        textangle=0,
-        name="measured − predicted",
+def _headline(drawn: _Comparison) -> dict[str, str]:
+    (first, second), (a, b) = drawn.traces, drawn.words
+    headline = {a: format_time(first.step_s), b: format_time(second.step_s)}
+    if second.step_ns:
+        headline[f"{a} / {b} − 1"] = f"{first.step_ns / second.step_ns - 1:+.1%}"
+    return headline
+
+
+def _paired_text(drawn: _Comparison) -> str:
+    if drawn.pairs is None or not drawn.has_strip:
+        return ""
+    alone = f", {drawn.pairs.unpaired:,} without a partner" if drawn.pairs.unpaired else ""
+    what = "spans paired by kind and order" if drawn.in_order else "operations paired"
+    return f"{len(drawn.pairs):,} {what}{alone}"
+
+
+def _add_strip(figure: go.Figure, drawn: _Comparison) -> None:
+    """A point per operation: where it lies in the first trace, and its signed error; the longest if they are many."""
+    pairs, colours, unit = drawn.pairs, drawn.colours, drawn.unit
+    assert pairs is not None, "only traces of the same ranks have a strip"
+    longest = (-pairs.first_ns).argsort(kind="stable")[:_MOST_POINTS]
+    row, error = pairs.row[longest], 100 * pairs.error[longest]
+    spans = drawn.table
+    figure.add_scatter(
+        x=(spans.start_ns[row] + pairs.first_ns[longest] / 2) / unit.ns,
+        y=error,
+        yaxis="y3",
+        mode="markers",
+        marker={"size": 5, "color": [colours.alarm if e > 0 else colours.accent for e in error.tolist()]},
         showlegend=False,
-        hovertext=[
-            f"<b>{name}</b>  {d.error:+.1%}<br>predicted {format_time(d.predicted_ns * 1e-9)}, measured "
-            f"{format_time(d.measured_ns * 1e-9)}<br>{d.count:,} span{'s' if d.count != 1 else ''} of all ranks"
-            for name, d in zip(names, shown, strict=True)
-        ],
+        hovertext=[_strip_text(drawn, r, e) for r, e in zip(row.tolist(), error.tolist(), strict=True)],
         hovertemplate="%{hovertext}<extra></extra>",
+        name="error",
     )
-    axis: dict[str, Any] = {"gridcolor": colours.line, "zeroline": True, "zerolinecolor": colours.faint}
+    most = max(1.0, float(abs(error).max()))
     figure.update_layout(
-        xaxis2={
-            **axis,
-            "anchor": "y2",
-            "title": {
-                "text": f"measured − predicted ({unit.name}), with the prediction's signed error",
-                "standoff": 8,
-            },
-        },
-        yaxis2={
-            "anchor": "x2",
-            "showgrid": False,
+        yaxis3={
+            "title": {"text": "error %", "standoff": 10, "font": {"size": 12}},
+            "range": [-1.1 * most, 1.1 * most],
+            "gridcolor": colours.line,
+            "zeroline": True,
+            "zerolinecolor": colours.faint,
             "fixedrange": True,
-            "automargin": True,
+            "nticks": 5,
             "tickfont": {"size": 10, "color": colours.faint},
-        },
+        }
     )
 
 
-def _add_heading(figure: go.Figure, title: str, subtitle: str, colours: Palette) -> None:
-    figure.update_layout(
-        title={
-            "text": f"<b>{escape(title)}</b>" if title else "",
-            "x": 0,
-            "xanchor": "left",
-            "xref": "container",
-            "y": 1,
-            "yanchor": "top",
-            "yref": "container",
-            "pad": {"l": 14, "t": 14},
-            "font": {"size": 18},
-            "subtitle": {"text": subtitle, "font": {"size": 12, "color": colours.faint}},
-        }
+def _strip_text(drawn: _Comparison, row: int, error: float) -> str:
+    spans, shown = drawn.table, drawn.shown
+    number = f" · microbatch {spans.microbatch[row]}" if spans.microbatch[row] >= 0 else ""
+    name, where = escape(shown.names[spans.name[row]]), escape(shown.where(int(spans.lane[row])))
+    return f"<b>{error:+.1f} %</b>  {name}{number}<br>{where}"
+
+
+def _contents(drawn: _Comparison, headline: dict[str, str], subtitle: str, dark: bool) -> Contents:
+    (first, second), (a, b) = drawn.traces, drawn.words
+    steps = tuple(
+        Step(at_ns=trace.step_ns, text=f"{word} {step_text(trace.step_ns)}", top=edges[0], bottom=edges[1], tone=tone)
+        for trace, word, edges, tone in zip(drawn.traces, drawn.words, drawn.edges, ("accent", "alarm"), strict=True)
+        if trace.step_ns > 0
+    )
+    errors = None
+    if drawn.has_strip and drawn.pairs is not None:
+        errors = Errors(
+            title=f"{a} / {b} − 1",
+            kernels=drawn.table is drawn.shown.kernels,
+            row=drawn.pairs.row,
+            error=drawn.pairs.error,
+        )
+    ends = sorted((first.step_ns, second.step_ns))
+    return Contents(
+        shown=drawn.shown,
+        rows=drawn.rows,
+        steps=steps,
+        band=(ends[0], ends[1], "accent" if first.step_ns > second.step_ns else "alarm"),
+        notes=tuple(text for text in (subtitle, _paired_text(drawn)) if text),
+        headline=headline,
+        errors=errors,
+        dark=dark,
     )

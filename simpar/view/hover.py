@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from html import escape
 
-from simpar.trace.trace import KINDS, Lane, Spans, Trace
+from simpar.trace.trace import Spans
 from simpar.units import NS_PER_S, US, format_bytes, format_time
-from simpar.view.level_of_detail import IDLE, Rectangles
-from simpar.view.palette import label
+from simpar.view.level_of_detail import Rectangles
+from simpar.view.palette import BUBBLES_FROM, DRAWN_KINDS, label
+from simpar.view.scene import Scene
 
 _RATES = ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1.0, "FLOP"))
 
@@ -37,41 +38,41 @@ def time_unit(span_ns: float) -> TimeUnit:
     return TimeUnit("s", 1e9, 6)
 
 
-def lane_text(lane: Lane) -> str:
-    """Where a lane is.
-
-    >>> lane_text(Lane(8, 1, "tp", 64))
-    'stage 1 · GPU 8 ×64 · tp'
-    """
-    replicas = f" ×{lane.replicas:,}" if lane.replicas > 1 else ""
-    return f"stage {lane.stage} · GPU {lane.rank}{replicas} · {lane.stream}"
-
-
-def hover_texts(trace: Trace, spans: Spans, drawn: Rectangles, unit: TimeUnit) -> list[str]:
+def hover_texts(shown: Scene, drawn: Rectangles, unit: TimeUnit) -> list[str]:
     """One text per rectangle, as lines separated by ``<br>``."""
-    return [_text(trace, spans, drawn, row, unit) for row in range(len(drawn))]
+    return [_text(shown, drawn, row, unit) for row in range(len(drawn))]
 
 
-def _text(trace: Trace, spans: Spans, drawn: Rectangles, row: int, unit: TimeUnit) -> str:
+def _text(shown: Scene, drawn: Rectangles, row: int, unit: TimeUnit) -> str:
     start, duration = int(drawn.start_ns[row]), int(drawn.duration_ns[row])
     kind, span = int(drawn.kind[row]), int(drawn.span[row])
-    name = "idle" if kind == IDLE else label(KINDS[kind])
+    name = label(DRAWN_KINDS[kind])
     took = format_time(duration * float(drawn.height[row]) / NS_PER_S)
     lines = [
-        f"<b>{name}</b>  {took}" + ("" if span >= 0 or kind == IDLE else f" of {format_time(duration / NS_PER_S)}"),
-        escape(lane_text(trace.lanes[drawn.lane[row]])),
+        f"<b>{name}</b>  {took}" + ("" if span >= 0 else f" of {format_time(duration / NS_PER_S)}"),
+        escape(shown.where(int(drawn.lane[row]))),
         f"{unit.position(start)} → {unit.position(start + duration)} {unit.name}",
     ]
-    if span >= 0:
-        lines += _span_lines(trace, spans, span, name)
-    elif drawn.count[row]:
+    if span < 0:
         lines.append(f"{int(drawn.count[row]):,} spans merged, {100 * float(drawn.busy[row]):.0f} % busy")
+    elif kind >= BUBBLES_FROM:
+        table, at = _row_of(shown, span)
+        lines += [f"waits for {escape(shown.names[table.name[at]])}"] if table.name[at] >= 0 else []
+    else:
+        lines += _span_lines(shown, span, name)
     return "<br>".join(lines)
 
 
-def _span_lines(trace: Trace, spans: Spans, row: int, shown: str) -> list[str]:
-    name = trace.names[spans.name[row]] if 0 <= spans.name[row] < len(trace.names) else ""
-    what = [escape(name)] if name.replace("_", " ") not in ("", shown.replace("-", " ")) else []
+def _row_of(shown: Scene, span: int) -> tuple[Spans, int]:
+    """The table that holds a span, and the row in it."""
+    count = len(shown.operations)
+    return (shown.operations, span) if span < count else (shown.kernels, span - count)
+
+
+def _span_lines(shown: Scene, span: int, kind: str) -> list[str]:
+    spans, row = _row_of(shown, span)
+    name = shown.names[spans.name[row]] if spans.name[row] >= 0 else ""
+    what = [escape(name)] if name.replace("_", " ") not in ("", kind.replace("-", " ")) else []
     for field, value in (
         ("microbatch", int(spans.microbatch[row])),
         ("chunk", int(spans.chunk[row])),

@@ -1,14 +1,24 @@
 """Colours of the views: one per kind of span, in a light and a dark set, and the surfaces around them.
 
-The colours of kinds that can share a lane differ by at least 36 (light) or 26 (dark) in CIE76, seen with
-normal vision and with the three dichromacies of Machado, Oliveira and Fernandes (2009, severity 1); a test
-computes this again.
+The colours of kinds that can share a lane differ by at least 35 (light) or 26 (dark) in CIE76, seen with
+normal vision and with the three dichromacies of Machado, Oliveira and Fernandes (2009, severity 1). Bubbles are to stay
+behind: their colours differ by 16 from each other and by 21 from the kinds beside them. A test computes this again.
 """
 
 from dataclasses import dataclass
 from types import MappingProxyType
 
-IDLE_NAME = "idle"
+from simpar.trace.bubbles import BUBBLE_CAUSES
+from simpar.trace.trace import KINDS, MEMORY_CATEGORIES
+
+DRAWN_KINDS = (*KINDS, *BUBBLE_CAUSES)
+"""What rectangles show: kinds of spans, and behind them the causes of bubbles."""
+
+BUBBLES_FROM = len(KINDS)
+"""The first of ``DRAWN_KINDS`` that is a cause of bubbles."""
+
+_LIGHT_BUBBLES = dict(zip(BUBBLE_CAUSES, ("#DBDEED", "#A3A7BC", "#D8C3B9", "#EA4B8B", "#8BC27E"), strict=True))
+_DARK_BUBBLES = dict(zip(BUBBLE_CAUSES, ("#293037", "#495764", "#5E483E", "#790D0F", "#248C6D"), strict=True))
 
 _LIGHT = MappingProxyType(
     {
@@ -27,8 +37,9 @@ _LIGHT = MappingProxyType(
         "reduce_scatter": "#6512D6",
         "all_to_all": "#D59984",
         "broadcast": "#B20305",
+        "shift": "#217BC3",
         "p2p": "#B9DD4B",
-        IDLE_NAME: "#DADDE2",
+        **_LIGHT_BUBBLES,
     }
 )
 _DARK = MappingProxyType(
@@ -43,9 +54,20 @@ _DARK = MappingProxyType(
         "all_reduce": "#D0478F",
         "reduce_scatter": "#8A4BF0",
         "broadcast": "#E01E1E",
-        IDLE_NAME: "#3A3F47",
+        "shift": "#660081",
+        **_DARK_BUBBLES,
     }
 )
+
+_MEMORY = MappingProxyType(
+    dict(zip(MEMORY_CATEGORIES, ("#3B5BA5", "#E0A030", "#7A4A8C", "#3AAFA9", "#C76B98", "#8A8F98"), strict=True))
+)
+
+
+def _families(kinds: MappingProxyType[str, str]) -> MappingProxyType[str, str]:
+    """Communicators have the colours of what they mostly carry."""
+    carried = {"tp": "all_gather", "cp": "shift", "ep": "all_to_all", "pp": "p2p", "dp": "reduce_scatter"}
+    return MappingProxyType({name: kinds[kind] for name, kind in carried.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +81,10 @@ class Palette:
         faint: secondary text and tick labels.
         line: separators and grid.
         alarm: limits that should not be crossed.
-        kinds: colour by kind of span, and of idle time.
+        accent: what is chosen.
+        kinds: colour by kind of span, and by cause of bubbles.
+        memory: colour by category of memory.
+        families: colour by communicator.
         ramp: first, middle and last colour of a series of like lines (one per stage).
     """
 
@@ -69,7 +94,10 @@ class Palette:
     faint: str
     line: str
     alarm: str
+    accent: str
     kinds: MappingProxyType[str, str]
+    memory: MappingProxyType[str, str]
+    families: MappingProxyType[str, str]
     ramp: tuple[str, str, str]
 
     def ramp_at(self, fraction: float) -> str:
@@ -85,7 +113,10 @@ LIGHT = Palette(
     "#5B6573",
     "#E3E6EB",
     "#C8102E",
+    "#0A48D6",
     _LIGHT,
+    _MEMORY,
+    _families(_LIGHT),
     ("#3B2A8C", "#1F9E89", "#D9A300"),
 )
 DARK = Palette(
@@ -95,7 +126,10 @@ DARK = Palette(
     "#9AA4B1",
     "#2A3038",
     "#FF5D5D",
+    "#6FA0FF",
     _DARK,
+    _MEMORY,
+    _families(_DARK),
     ("#8F8BFF", "#2FC4A8", "#F4D35E"),
 )
 
@@ -108,11 +142,11 @@ def palette(dark: bool) -> Palette:
 def label(kind: str) -> str:
     """A kind as the legend writes it.
 
-    >>> label("weight_grad"), label("all_reduce"), label("idle")
-    ('weight grad', 'all-reduce', 'bubble (idle)')
+    >>> label("weight_grad"), label("all_reduce"), label("warm-up")
+    ('weight grad', 'all-reduce', 'bubble: warm-up')
     """
-    if kind == IDLE_NAME:
-        return "bubble (idle)"
+    if kind in BUBBLE_CAUSES:
+        return f"bubble: {kind}"
     return kind.replace("_", "-" if kind.startswith(("all_", "reduce_")) else " ")
 
 
@@ -123,6 +157,15 @@ def readable_on(colour: str) -> str:
     ('#FFFFFF', '#111418')
     """
     return "#FFFFFF" if _luminance(colour) < 0.22 else "#111418"
+
+
+def shade(colour: str, chunk: int, chunks: int, surface: str) -> str:
+    """The colour of one of several model chunks of a rank: the later the chunk, the nearer to the surface.
+
+    >>> shade("#0A48D6", 0, 2, "#FFFFFF"), shade("#0A48D6", 1, 2, "#FFFFFF")
+    ('#0A48D6', '#6C91E6')
+    """
+    return between(colour, surface, 0.4 * chunk / (chunks - 1)) if chunk > 0 else colour
 
 
 def between(first: str, last: str, fraction: float) -> str:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from calibrate.detect import Gpu, Machine, Nic, Topology, base_device, busy_gpus, detect, find_nics, parse_topology
-from calibrate.importers.source import MeasurementError
+from calibrate.errors import MeasurementError
 from simpar.errors import ClusterError
 
 DGX = """\

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
+from calibrate.errors import MeasurementError
 from calibrate.fit.attention import fit_backward, fit_forward
 from calibrate.fit.collectives import envelope, fit_fabric, fit_node_link
 from calibrate.fit.gemm import fit_gemm
 from calibrate.fit.memory import fit_memory
 from calibrate.fit.robust import Parameter, solve
-from calibrate.importers.source import MeasurementError
 from calibrate.samples import CollectiveSample, KernelSample
 from simpar.cost.collective import collective_cost
 from simpar.cost.kernel import kernel_s

@@ -153,7 +153,7 @@ def test_parquet(tmp_path, monkeypatch):
     path = tmp_path / "gemm_perf.parquet"
     if importlib.util.find_spec("pyarrow") is None:
         path.write_bytes(b"PAR1")
-        with pytest.raises(MeasurementError, match=r"needs pyarrow: pip install pyarrow"):
+        with pytest.raises(MeasurementError, match=r"needs pyarrow, .*; install it with: pip install"):
             read(path)
         return
     pyarrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))

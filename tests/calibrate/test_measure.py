@@ -9,15 +9,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from calibrate.importers.source import MeasurementError
-from calibrate.measure.interference import measure_rates
-from calibrate.measure.journal import Journal, outliers, rounds_done, settle
+from calibrate.errors import MeasurementError
+from calibrate.measure.interference import Rates, measure_rates
+from calibrate.measure.journal import Journal, rounds_done
 from calibrate.measure.kernels import KernelBench, Pool
 from calibrate.measure.launch import measure_launch_s
-from calibrate.measure.plan import CollectiveItem, KernelItem, LaunchItem
+from calibrate.measure.plan import CollectiveItem, InterferenceItem, Item, KernelItem, LaunchItem, UpdateItem
 from calibrate.measure.timer import CpuTimer, CudaTimer, check_cores, check_devices, cores_of
-from calibrate.tables import read_measurements
-from simpar.model.work import Attention, Gemm, MemoryBound
+from calibrate.rounds import outliers, settle
+from calibrate.samples import InterferenceSample, UpdateSample
+from calibrate.tables import read_any, read_measurements
+from simpar.hardware.device import device
+from simpar.model.work import Attention, Gemm, GroupedGemm, MemoryBound
 
 torch = pytest.importorskip("torch")
 
@@ -171,6 +174,32 @@ def test_pinning_holds_only_while_it_is_asked_for():
     assert os.sched_getaffinity(0) == before
 
 
+def test_before_each_call_of_a_cpu_s_burst_a_product_takes_the_caches(monkeypatch):
+    timer, order = CpuTimer(0, 1), []
+    monkeypatch.setattr(timer, "_between", lambda: order.append("product"))
+    timer.burst([lambda: order.append("call")] * 3)
+    assert order == ["product", "call"] * 3
+    assert timer.apart_s > 0
+
+
+def test_a_burst_counts_by_its_mean_and_all_ranks_repeat_as_often(monkeypatch):
+    made: list[object] = []
+    gpu = VirtualGpu()
+    bench = bench_with(gpu, 1e-3, made, monkeypatch)
+    heard: list[float] = []
+
+    def agree(estimate_s: float) -> float:
+        heard.append(estimate_s)
+        return 2e-3  # another rank is slower
+
+    bench._agree = agree
+    times = iter([[1e-3, 1e-3], [1e-3, 1e-3, 10e-3]])
+    monkeypatch.setattr(bench._timer, "burst", lambda calls: next(times))
+    assert bench.measure_s(KernelItem(Gemm(8, 8, 8), transposed=None, burst_s=6e-3)) == pytest.approx(4e-3)
+    assert heard == [1e-3]
+    assert [transposed for _, transposed in made[:4]] == [False, True, False, True]
+
+
 def test_a_cpu_s_burst_times_each_call():
     times = CpuTimer(0, 1).burst([lambda: time.sleep(0.002), lambda: time.sleep(0.02)])
     assert times[0] >= 0.002
@@ -183,6 +212,8 @@ def test_a_cpu_s_burst_times_each_call():
         Gemm(64, 64, 64, "fp32", 1, 4),
         MemoryBound(2**16, "norm"),
         Attention(1, 16, 16, 2, 2, 8, dtype="fp32", backward=True),
+        GroupedGemm(70, 16, 32, 4, "fp32", 4),
+        GroupedGemm(32, 16, 70, 4, "fp32", 8, "k"),
     ],
 )
 def test_kernels_really_run(kernel):
@@ -262,14 +293,16 @@ def test_what_fails_beside_is_raised():
 
 
 FACTS = {"host": "a", "torch": "2.13.0", "ranks": "2"}
-ITEMS = (
+ITEMS: tuple[Item, ...] = (
     KernelItem(Gemm(64, 500, 784, "fp32", 1, 4), transposed=True),
     KernelItem(Attention(1, 64, 64, 2, 2, 64, backward=True, dtype="fp32")),
     KernelItem(MemoryBound(4096, "norm")),
     CollectiveItem("all_reduce", 1024, (0, 1)),
     CollectiveItem("all_reduce", 1024, (0, 2), 2),
     LaunchItem(),
+    UpdateItem(1000),
 )
+BESIDE = InterferenceItem(ITEMS[0], ITEMS[3])
 
 
 def written(path, rounds, *, resume=False, facts=FACTS):
@@ -277,6 +310,7 @@ def written(path, rounds, *, resume=False, facts=FACTS):
         for factor in rounds:
             for number, item in enumerate(ITEMS, 1):
                 journal.add(item, number * factor)
+            journal.add(BESIDE, Rates(0.5, 0.75))
     return read_measurements(path)
 
 
@@ -288,17 +322,37 @@ def test_every_kind_of_item_comes_back_as_it_was_measured(tmp_path):
         ("all_reduce", 1024, 2, 1, 4.0), ("all_reduce", 1024, 2, 2, 5.0),
     ]  # fmt: skip
     assert found.launch_s == (6.0,)
+    assert found.updates == (UpdateSample("adamw", 1000, 7.0, "p.measurements.jsonl"),)
+    assert found.interference == (InterferenceSample(0.5, 0.75, "p.measurements.jsonl"),)
     assert found.provenance == FACTS
     assert {s.source for s in (*found.kernels, *found.collectives)} == {"p.measurements.jsonl"}
-    assert rounds_done(found, ITEMS) == dict.fromkeys(ITEMS, 1)
+    assert rounds_done(found, (*ITEMS, BESIDE)) == dict.fromkeys((*ITEMS, BESIDE), 1)
 
 
-@pytest.mark.parametrize(("statistic", "factor"), [("lowest", 1.0), ("median", 2.0)])
-def test_one_of_the_rounds_counts(tmp_path, statistic, factor):
-    found = settle(written(tmp_path / "raw", (2.0, 9.0, 1.0)), statistic)
-    assert [s.time_s for s in found.kernels] == [factor, 2 * factor, 3 * factor]
-    assert [s.time_s for s in found.collectives] == [4 * factor, 5 * factor]
-    assert found.launch_s == (12.0, 54.0, 6.0)
+def test_the_median_of_the_rounds_counts_and_their_spread_is_kept(tmp_path):
+    found = settle(written(tmp_path / "raw.jsonl", (2.0, 2.2, 1.8)))
+    assert [s.time_s for s in found.kernels] == [2.0, 4.0, 6.0]
+    assert [s.time_s for s in found.collectives] == [8.0, 10.0]
+    assert found.launch_s == pytest.approx((12.0, 13.2, 10.8))
+    assert found.kernel_spread == found.collective_spread == pytest.approx(0.1, rel=0.01)
+    assert read_any(tmp_path / "raw.jsonl") == found  # as ``calibrate fit`` reads it
+
+
+def test_two_rounds_tell_no_spread_and_items_that_differ_do_not_add_one(tmp_path):
+    assert settle(written(tmp_path / "raw", (1.0, 1.2))).kernel_spread == 0.0
+    with Journal(tmp_path / "mixed", FACTS) as journal:
+        for first, second, third in ((1.0, 1.5, 2.0), (2.0, 1.5, 1.0), (1.5, 1.5, 1.5)):
+            for item, time_s in zip(ITEMS[:3], (first, second, third), strict=True):
+                journal.add(item, time_s)
+    assert settle(read_measurements(tmp_path / "mixed")).kernel_spread == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_journal_keeps_what_its_device_has_instead_of_the_catalog_s(tmp_path):
+    measured = device("cpu").replace(sms=1, peak_flop_per_s={"bf16": 8e10, "fp32": 8e10})
+    with Journal(tmp_path / "raw", FACTS, base=measured):
+        pass
+    sheet = read_measurements(tmp_path / "raw").datasheet
+    assert (sheet["name"], sheet["sms"], sheet["peak_flop_per_s"]["fp32"]) == ("cpu", 1, 8e10)
 
 
 def test_rounds_far_above_the_median_are_reported(tmp_path):

@@ -6,6 +6,7 @@ import simpar
 from calibrate.measure.plan import (
     GRID,
     CollectiveItem,
+    InterferenceItem,
     KernelItem,
     LaunchItem,
     Limits,
@@ -15,7 +16,7 @@ from calibrate.measure.plan import (
 )
 from simpar import Cluster, Plan
 from simpar.hardware.device import device
-from simpar.model.work import Attention, Gemm, MemoryBound
+from simpar.model.work import Attention, Gemm, GroupedGemm, MemoryBound
 from simpar.plan.layout import lay_out
 from simpar.program.lower import lower
 
@@ -115,10 +116,27 @@ def test_groups_are_distinct_and_spread_evenly(ranks, nodes):
     assert (nodes in {count for _, count in shapes}) == (ranks > 1)
 
 
+def test_compute_is_measured_beside_an_all_reduce_over_the_largest_group():
+    plan = make_plan(device("h100"), EVERYTHING, mode="quick", cuda=True, ranks=8)
+    (item,) = [item for item in plan.items if isinstance(item, InterferenceItem)]
+    assert (item.collective.op, item.collective.ranks) == ("all_reduce", tuple(range(8)))
+    assert isinstance(item.product.kernel, Gemm)
+
+
+@pytest.mark.parametrize(("name", "cuda", "dtype"), [("h100", True, "bf16"), ("cpu", False, "fp32")])
+def test_grouped_products_have_their_rows_or_their_inner_dimension_divided(name, cuda, dtype):
+    plan = make_plan(device(name), EVERYTHING if cuda else SMALL, mode="quick", cuda=cuda, ranks=1)
+    found = kernels(plan, GroupedGemm)
+    assert {kernel.over for kernel in found} == {"m", "k"}
+    assert {kernel.dtype for kernel in found} == {dtype}
+    assert all(kernel.rows >= 8 * kernel.groups for kernel in found)
+    assert cuda or all(kernel.work.flop <= 1.1 * SMALL.flop for kernel in found)
+
+
 def test_one_rank_says_that_it_has_nobody_to_talk_to():
     plan = make_plan(device("cpu"), SMALL, mode="quick", cuda=False, ranks=1)
     assert not collectives(plan)
-    assert plan.interference == 0
+    assert not any(isinstance(item, InterferenceItem) for item in plan.items)
     assert plan.notes == (
         "one rank has nobody to communicate with: collectives and their interference were not measured",
     )

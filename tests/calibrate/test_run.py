@@ -14,10 +14,10 @@ import pytest
 import simpar
 from calibrate import cli
 from calibrate.detect import Machine
-from calibrate.importers.source import MeasurementError
+from calibrate.errors import MeasurementError
 from calibrate.measure import command, runner, session
 from calibrate.measure.checks import check_ranks
-from calibrate.measure.plan import Limits, MeasurementPlan, make_plan
+from calibrate.measure.plan import Limits, MeasurementPlan, UpdateItem, make_plan
 from calibrate.measure.runner import Options, run
 from calibrate.tables import read_measurements
 from simpar.hardware.profile import load_profile
@@ -32,7 +32,8 @@ def tiny_plan(rounds: int):
 
     def plan(*arguments, **options) -> MeasurementPlan:
         found = make_plan(*arguments, **options)
-        return replace(found, rounds=rounds, interference=min(1, found.interference), optimizer_parameters=1000)
+        small = {item: UpdateItem(1000) for item in found.items if isinstance(item, UpdateItem)}
+        return replace(found, rounds=rounds, items=tuple(small.get(item, item) for item in found.items))
 
     return plan
 
@@ -77,10 +78,10 @@ def interrupted(tmp_path_factory):
 def test_an_interruption_keeps_what_was_measured_and_says_how_to_go_on(interrupted):
     folder, code, err = interrupted
     kept = read_measurements(folder / "p.measurements.jsonl")
-    count = len(kept.kernels) + len(kept.collectives) + len(kept.launch_s)
+    count = sum(map(len, (kept.kernels, kept.collectives, kept.launch_s, kept.interference, kept.updates)))
     assert code == 130, err
     kept_in = f"{count} measurements are kept in {folder / 'p.measurements.jsonl'}; go on with --resume"
-    assert err.splitlines() in ([kept_in], [kept_in, "interrupted"])  # some versions of typer end without a word
+    assert err.splitlines() == [f"interrupted; {kept_in}"]
     assert count >= 12
     assert not (folder / "p.json").exists()
 
@@ -105,9 +106,14 @@ def test_resume_goes_on_and_a_profile_comes_out(interrupted, tiny):
     assert measured <= profile.uncertainty.keys()
     assert {"gemm.fp32", "collective.all_reduce"} <= {row.what for row in profile.accuracy}
     facts = profile.provenance.facts
-    assert (facts["ranks"], facts["back end"], facts["statistic"]) == ("2", "gloo", "lowest round")
+    assert (facts["ranks"], facts["back end"]) == ("2", "gloo")
     assert profile.provenance.versions["torch"] == torch.__version__
     assert any("AdamW step over 1,000 parameters" in note for note in profile.notes)
+
+    again = folder / "again.json"
+    assert cli.main(["fit", str(raw), "--device", "cpu", "--out", str(again)]) == 0
+    assert load_profile(again).device == device  # with the measured peak, the settled rounds and the interference
+    assert load_profile(again).node_link == profile.node_link
 
     job = {"model": "mlp:784-500-10", "cluster": f"{out}:1x2", "plan": {"micro_batch": 64, "precision": "fp32"}}
     assert 1e-5 < simpar.simulate(job).step_time_s < 1.0
@@ -140,7 +146,8 @@ def test_one_rank_says_what_it_could_not_measure_and_keeps_priors(tmp_path, tiny
     code = cli.main(["run", "--ranks", "1", "--on", "cpu", "--out", str(out), "--job", str(job), "--json"])
     said = capsys.readouterr()
     assert code == 0, said.err
-    assert said.err.startswith("measured 12 gemm, 1 attention, ")  # seven of the tiny grid and five of the job
+    # seven products of the tiny grid and five of the job
+    assert said.err.startswith("measured 12 gemm, 4 grouped_gemm, 1 attention, ")
     outcome = json.loads(said.out)
     assert outcome["measurements"] == str(tmp_path / "alone.measurements.jsonl")
     profile = load_profile(out)

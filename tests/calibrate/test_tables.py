@@ -5,19 +5,26 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.importers.source import MeasurementError
-from calibrate.samples import CollectiveSample, KernelSample, Measurements
-from calibrate.tables import merge, read_any, read_measurements, write_measurements
-from simpar.model.work import Attention, Gemm, MemoryBound
+from calibrate.errors import MeasurementError
+from calibrate.lines import write_measurements
+from calibrate.samples import CollectiveSample, InterferenceSample, KernelSample, Measurements, UpdateSample
+from calibrate.tables import merge, read_any, read_measurements
+from simpar.model.work import Attention, Gemm, GroupedGemm, MemoryBound
 
 SOME = Measurements(
     kernels=(
         KernelSample(Gemm(64, 128, 256, "fp32", batch=3, out_bytes=4), 1.5e-5, "run", "torch/2.13.0"),
         KernelSample(Attention(1, 8, 8, 4, 2, 64, backward=True, window=5, dtype="fp16"), 2e-4, "run"),
         KernelSample(MemoryBound(10**9, "norm"), 0.1, "run"),
+        KernelSample(GroupedGemm(64, 32, 16, 4, over="k"), 0.2, "run"),
     ),
     collectives=(CollectiveSample("all_reduce", 1e6, 8, 2, 3e-4, "run", "nccl/2.29.2"),),
     launch_s=(6e-6, 7.5e-6),
+    interference=(InterferenceSample(0.6, 0.8, "run"), InterferenceSample(0.5, 1.0, "run")),
+    updates=(UpdateSample("adamw", 1000, 1e-5, "run"),),
+    datasheet={"name": "cpu", "sms": 2},
+    kernel_spread=0.1,
+    collective_spread=0.2,
     provenance={"host": "box", "date": "2026-01-01"},
 )
 
@@ -34,7 +41,7 @@ def test_json_lines_round_trip(tmp_path: Path) -> None:
     assert read_measurements(path) == SOME
     first, second, *_ = path.read_text(encoding="utf-8").splitlines()
     assert json.loads(first)["schema_version"] == 1
-    assert json.loads(second)["kernel"] == "gemm"
+    assert json.loads(second) == {"datasheet": {"name": "cpu", "sms": 2}}
     assert [file.name for file in tmp_path.iterdir()] == ["some.jsonl"]
 
 
@@ -123,11 +130,27 @@ HEADER = '{"format": "simpar measurements", "schema_version": 1}\n'
         ),
         (HEADER + "{\n", "a.jsonl:2: is not JSON (Expecting property name"),
         (HEADER + "\n[1]\n", "a.jsonl:3: is no object; write one measurement a line"),
-        (HEADER + "{}\n", "a.jsonl:2: has neither kernel, collective nor launch_s; give one of them"),
+        (HEADER + "{}\n", "a.jsonl:2: is no measurement; give one of kernel, collective, launch_s, interference, up"),
         (HEADER + '{"launch_s": "soon"}\n', "a.jsonl:2: launch_s 'soon' is no number; give a positive one"),
         (
+            HEADER + '{"interference": {"compute_rate": 1.5, "collective_rate": 0.5}}\n',
+            "a.jsonl:2: compute_rate 1.5 is a share of the speed alone; give one of at most 1",
+        ),
+        (
+            HEADER + '{"update": {"optimizer": "adamw", "time_s": 1}}\n',
+            "a.jsonl:2: field 'parameters' is missing; give it",
+        ),
+        (HEADER + '{"datasheet": {"sms": 1}}\n', "a.jsonl:2: datasheet names no device; give the catalog's as name"),
+        (HEADER + '{"datasheet": {"sm": 1}}\n', "a.jsonl:2: datasheet has an unknown field 'sm'; use name, title, pea"),
+        (HEADER + '{"spread": {"kernels": -1}}\n', "a.jsonl:2: kernels -1 is out of range; give a positive number"),
+        (HEADER + '{"wind": {}}\n', "a.jsonl:2: is no measurement; give one of kernel, "),
+        (
+            HEADER + '{"kernel": "grouped_gemm", "m": 1, "n": 1, "k": 1, "groups": 1, "over": "n", "time_s": 1}\n',
+            "a.jsonl:2: over 'n' is no dimension that groups share; use m or k",
+        ),
+        (
             HEADER + '{"kernel": "conv"}\n',
-            "a.jsonl:2: kernel 'conv' is unknown; use one of gemm, attention, memory_bound",
+            "a.jsonl:2: kernel 'conv' is unknown; use one of gemm, grouped_gemm, attention, memory_bound",
         ),
         (
             HEADER + '{"kernel": "gemm", "m": 1, "n": 2, "time_s": 1}\n',

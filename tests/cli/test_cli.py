@@ -225,11 +225,12 @@ def test_a_job_that_does_not_fit_can_be_simulated(said: Any) -> None:
     ("change", "code"),
     [
         ("model.layers=1000000000000000000000", 2),
-        ("model.hidden=768000000000000000000000", 1),
+        ("model.hidden=768000000000000000", 1),
         ("plan.seq_len=1024", 0),
-        ("plan.global_batch=8000000000000000000000000", 2),
+        ("plan.global_batch=8000000000000000000", 2),
         ("cluster.nodes=1000000000000000000000000", 2),
-        ("plan.bucket_parameters=1000000000000000000000000", 0),
+        ("plan.bucket_parameters=1000000000000000000", 0),
+        ("plan.bucket_parameters=1000000000000000000000000", 2),
     ],
 )
 @pytest.mark.parametrize("anyway", [False, True])
@@ -268,8 +269,20 @@ def test_help_names_what_its_flags_take(said: Any, monkeypatch: pytest.MonkeyPat
         annotation = Plan.model_fields[field].annotation
         options = [choice for part in get_args(annotation) for choice in (get_args(part) or (part,))]
         for choice in options:
-            assert choice is type(None) or choice in out, f"{field}: {choice}"
+            assert not isinstance(choice, str) or choice in out, f"{field}: {choice}"
     assert all(section in out for section in ("llama3-70b", "h100-sxm:64x8", "base:"))
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "20"])
+def test_terminals_that_claim_to_be_narrow_get_whole_words(
+    said: Any, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    code, out, _ = said("--help")
+    assert code == 0
+    assert "Predicts how long a training step of a" in out
+    monkeypatch.setenv("COLUMNS", columns)
+    assert "parameters" in said("models").out
 
 
 def test_models_and_clusters_list_every_name(said: Any) -> None:

@@ -2,7 +2,6 @@ import json
 import re
 
 import pytest
-from pydantic import ValidationError
 
 from simpar.errors import ClusterError
 from simpar.hardware.cluster import (
@@ -40,8 +39,8 @@ def test_spec_names_device_nodes_and_gpus():
         ("h100-sxm", "'h100-sxm:8' for one node"),
         ("dgx-h10", "did you mean 'dgx-h100'?"),
         ("h100-sxn:8", "unknown device 'h100-sxn'; did you mean 'h100-sxm'?"),
-        ("h100-sxm:0x8", "nodes: Input should be greater than or equal to 1 (in cluster 'h100-sxm:0x8')"),
-        ("h100-sxm:2x0", "gpus_per_node: Input should be greater than or equal to 1"),
+        ("h100-sxm:0x8", "nodes: 0 should be greater than or equal to 1 (in cluster 'h100-sxm:0x8')"),
+        ("h100-sxm:2x0", "gpus_per_node: 0 should be greater than or equal to 1"),
         ("h100-sxm:-2x8", "write device:nodes×GPUs"),
         ("h100-sxm:2x8@ndr40", "unknown fabric 'ndr40'; did you mean 'ndr400'?"),
     ],
@@ -109,7 +108,7 @@ def test_a_cluster_survives_its_own_json():
         ({"gpus_per_node": -8}, "greater than or equal to 1"),
         ({"node_link": "nvlink44"}, "unknown node link 'nvlink44'; did you mean 'nvlink4'?"),
         ({"fabric": {"base": "ndr"}}, "unknown fabric 'ndr'"),
-        ({"fabric": {"base": "ndr400", "nic_gps": 1}}, "unknown key 'nic_gps'; did you mean 'nic_gbps'?"),
+        ({"fabric": {"base": "ndr400", "nic_gps": 1}}, "nic_gps: unknown key; did you mean 'nic_gbps'?"),
         ({"fabric": {"base": "ndr400", "nic_gbps": 0}}, "greater than 0"),
         ({"fabric": {"base": "ndr400", "efficiency": 1.2}}, "less than or equal to 1"),
         ({"fabric": {"base": "ndr400", "oversubscription": 0.5}}, "greater than or equal to 1"),
@@ -117,17 +116,17 @@ def test_a_cluster_survives_its_own_json():
         ({"node_link": {"base": "nvlink4", "smoothness": 1.5}}, "less than or equal to 1"),
         ({"node_link": {"base": "nvlink4", "bandwidth_bytes_per_s": 451e9}}, "exceeds nominal_bytes_per_s"),
         ({"node_link": {"base": "nvlink4", "reach": 4}}, "reach and beyond belong together"),
-        ({"devise": "x"}, "unknown key 'devise'; did you mean 'device'?"),
+        ({"devise": "x"}, "devise: unknown key; did you mean 'device'?"),
     ],
 )
 def test_a_wrong_field_says_what_is_right(fields, message):
-    with pytest.raises(ValidationError, match=re.escape(message)):
+    with pytest.raises(ClusterError, match=re.escape(message)):
         Cluster(**{"device": "h100-sxm", **fields})
 
 
 def test_a_device_of_ones_own_needs_a_node_link():
     own = device("h100-sxm").replace(name="my-gpu")
-    with pytest.raises(ValidationError, match="device 'my-gpu' has no usual node_link; name one of nvlink2"):
+    with pytest.raises(ClusterError, match="device 'my-gpu' has no usual node_link; name one of nvlink2"):
         Cluster(device=own)
     assert Cluster(device=own, node_link="nvlink4").gpus == 8
 
@@ -209,19 +208,19 @@ def test_a_graph_comes_as_edges_node_link_data_or_file(tmp_path):
     ],
 )
 def test_a_wrong_graph_says_what_is_right(graph, message):
-    with pytest.raises(ValidationError, match=re.escape(message)):
+    with pytest.raises(ClusterError, match=re.escape(message)):
         Cluster(device="h100-sxm", gpus_per_node=2, graph=graph)
 
 
 def test_a_graph_file_must_be_json(tmp_path):
     path = tmp_path / "graph.json"
     path.write_text("gpu0 gpu1")
-    with pytest.raises(ValidationError, match="is not JSON"):
+    with pytest.raises(ClusterError, match="is not JSON"):
         Cluster(device="h100-sxm", gpus_per_node=2, graph=path)
 
 
 def test_descriptions_are_frozen_and_equal_by_value():
     assert NodeLink.model_validate(named_node_link("nvlink4").model_dump()) == named_node_link("nvlink4")
     assert hash(Fabric(nic_gbps=400)) == hash(Fabric(nic_gbps=400))
-    with pytest.raises(ValidationError, match="frozen"):
+    with pytest.raises(ClusterError, match="frozen"):
         Cluster.parse("h100-sxm:8").nodes = 2

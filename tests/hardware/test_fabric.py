@@ -47,7 +47,9 @@ def test_between_nodes_a_message_leaves_and_enters_by_nics():
 def test_a_rail_optimised_pod_keeps_a_rail_on_its_leaf():
     rails = network(pod_nodes=2, oversubscription=2)
     assert names(rails.route(3, 11)) == ["nic3>", "nic11<"]  # node 0 to 1, rail 3
-    assert names(rails.route(3, 12)) == ["nic3>", "leaf0.3>", "leaf0.4<", "nic12<"]  # other rail
+    plain = network(pod_nodes=2, oversubscription=2, pxn=False)
+    assert names(plain.route(3, 12)) == ["nic3>", "leaf0.3>", "leaf0.4<", "nic12<"]  # other rail
+    assert names(rails.route(3, 12)) == ["gpu3>", "gpu4<", "nic4>", "nic12<"]  # by the own node's GPU on that rail
     route = rails.route(3, 19)  # node 0 to 2, rail 3, other pod
     assert names(route) == ["nic3>", "leaf0.3>", "leaf1.3<", "nic19<"]
     assert route[1].capacity_bytes_per_s == pytest.approx(2 * NIC / 2)
@@ -63,7 +65,7 @@ def test_a_shared_leaf_keeps_its_whole_pod():
 
 @given(st.integers(0, 63), st.integers(0, 63), st.sampled_from([None, 1, 2, 3]), st.booleans())
 def test_the_way_back_mirrors_the_way_there(src, dst, pod_nodes, rail_optimized):
-    net = network(pod_nodes=pod_nodes, rail_optimized=rail_optimized)
+    net = network(pod_nodes=pod_nodes, rail_optimized=rail_optimized, pxn=False)
     there, back = net.route(src, dst), net.route(dst, src)
     turned = [name[:-1] + ("<" if name[-1] == ">" else ">") for name in reversed(names(back))]
     assert names(there) == turned
@@ -87,7 +89,7 @@ def test_a_rank_outside_the_cluster_is_named(rank):
 
 def test_a_large_network_costs_nothing_until_asked():
     start = perf_counter()
-    net = network(nodes=2048, pod_nodes=32)
+    net = network(nodes=2048, pod_nodes=32, pxn=False)
     built = perf_counter() - start
     assert names(net.route(0, 16383)) == ["nic0>", "leaf0.0>", "leaf63.7<", "nic16383<"]
     assert built < 0.1
@@ -265,3 +267,19 @@ def test_span_of_nothing_and_of_very_much():
     start = perf_counter()
     assert span(range(0, 10**12, 3), 8) == (125 * 10**9, 3)
     assert perf_counter() - start < 0.01
+
+
+def test_without_pxn_an_all_to_all_goes_through_the_spine():
+    rails = {pxn: network(nodes=4, gpus=4, pod_nodes=2, pxn=pxn) for pxn in (True, False)}
+    ranks = range(16)
+    expected = Counter()
+    for a in ranks:
+        peers = [b for b in ranks if b // 4 != a // 4]
+        for b in peers:
+            ways = [link for link in rails[False].route(a, b) if link.name[-1] == ">"]
+            expected.update(dict.fromkeys(ways, 12.0 / len(peers)))
+    found = {pxn: rails[pxn].loads(ranks, 0.0, 12.0, every_pair=True) for pxn in rails}
+    assert {x: n for x, n in found[False].items() if x.name[-1] == ">"} == pytest.approx(expected)
+    # with it, only what is for the other pod does: 8 of 12 peers, against 11 of 12 that are not on the rail's leaf
+    uplinks = {pxn: max(n for x, n in found[pxn].items() if x.name.startswith("leaf")) for pxn in found}
+    assert uplinks == pytest.approx({True: 2 * 8.0, False: 2 * 11.0})

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from simpar import simulate
 from simpar.errors import ClusterError
@@ -90,9 +89,9 @@ def test_what_is_wrong_with_a_file(tmp_path: Path) -> None:
     assert message(path) == ": is no profile; give one that simpar calibrate wrote"
     path.write_bytes(b"\xff\xfe\x00")
     assert message(path) == ": is no text; give the path of a profile that simpar calibrate wrote"
-    assert message(changed(tmp_path, hostess="x")).startswith(": unknown key 'hostess'")
+    assert message(changed(tmp_path, hostess="x")).startswith(": hostess: unknown key")
     device_fields = {**json.loads(profile().to_json())["device"], "sms": 0}
-    assert message(changed(tmp_path, device=device_fields)) == ": field device.sms: Input should be greater than 0"
+    assert message(changed(tmp_path, device=device_fields)) == ": device.sms: 0 should be greater than 0"
 
 
 def test_a_cluster_of_a_profile(tmp_path: Path) -> None:
@@ -124,7 +123,7 @@ def test_a_cluster_of_a_wrong_profile_says_so(tmp_path: Path) -> None:
         Cluster.parse("none.json:1x2")
     with pytest.raises(ClusterError, match="has schema_version 0, but this simpar reads 1"):
         Cluster.parse(f"{changed(tmp_path, schema_version=0)}:8")
-    with pytest.raises(ValidationError, match="brings its own device, so 'device' cannot be given too; leave one"):
+    with pytest.raises(ClusterError, match="brings its own device, so 'device' cannot be given too; leave one"):
         Cluster.model_validate({"profile": "p.json", "device": "h100"})
 
 

@@ -303,7 +303,7 @@ def test_a_wrong_value_is_named(value):
     [
         ({"tie_word_embeddings": "no"}, "config: tie_word_embeddings is 'no', but must be true or false"),
         ({"attention_dropout": "0"}, "config: attention_dropout is '0', but must be a number"),
-        ({"num_key_value_heads": 5}, "config: Value error, kv_heads 5 does not divide heads 32"),
+        ({"num_key_value_heads": 5}, "config: kv_heads 5 does not divide heads 32"),
         ({"num_attention_heads": 31, "num_key_value_heads": 31}, "hidden 4096 is not divisible by heads 31"),
         ({"text_config": 3}, "config: text_config is 3, but must be a JSON object"),
         (
@@ -311,38 +311,14 @@ def test_a_wrong_value_is_named(value):
             "model_type 'lama' is not an architecture that can be imported; did you mean 'llama'?",
         ),
         ({"model_type": None}, "model_type None is not an architecture that can be imported"),
-        ({"model_type": "mamba"}, "or use one of: bloom, cohere, falcon, gemma"),
+        ({"model_type": "rwkv"}, "or use one of: bloom, cohere, dbrx, deepseek_v2"),
+        ({"model_type": "mamba"}, "has state-space (Mamba) layers"),
     ],
 )
 def test_other_mistakes_are_named(changes, text):
     with pytest.raises(ModelError) as caught:
         from_config({**LLAMA, **changes})
     assert text in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"model_type": "mixtral", "num_local_experts": 8},
-        {"model_type": "qwen3_moe", "num_experts": 128},
-        {"model_type": "gpt_oss"},
-        {"model_type": "llama", "num_local_experts": 4},
-        {"model_type": "llama4", "text_config": {**LLAMA, "model_type": "llama4_text"}},
-    ],
-)
-def test_mixtures_of_experts_are_refused(changes):
-    with pytest.raises(
-        ModelError, match="is a mixture-of-experts model, which is not supported yet; choose a dense model"
-    ):
-        from_config({**LLAMA, **changes})
-
-
-def test_latent_attention_is_refused():
-    with pytest.raises(
-        ModelError,
-        match=r"model_type 'deepseek_v3' uses multi-head latent attention \(MLA, kv_lora_rank 512\)",
-    ):
-        from_config({**LLAMA, "model_type": "deepseek_v3", "kv_lora_rank": 512, "n_routed_experts": 256})
 
 
 @pytest.mark.parametrize(
@@ -384,33 +360,28 @@ def test_names_come_from_the_path(tmp_path):
     assert from_config(LLAMA).name == "llama"
 
 
+# all, and those that work on one token; the reports' own figures are in the comments
 SAMPLE_PARAMETERS = {
-    "Qwen--Qwen3-0.6B.json": 596_049_920,
-    "Qwen--Qwen3-32B.json": 32_762_123_264,
-    "Qwen--Qwen3-VL-8B-Instruct.json": 8_190_735_360,
-    "meta-llama--Meta-Llama-3.1-405B.json": 405_853_388_800,
-    "meta-llama--Meta-Llama-3.1-70B.json": 70_553_706_496,
-    "meta-llama--Meta-Llama-3.1-8B.json": 8_030_261_248,
+    "Qwen--Qwen3-0.6B.json": (596_049_920, 596_049_920),
+    "Qwen--Qwen3-235B-A22B.json": (235_093_634_560, 22_190_763_520),  # 235B, 22B
+    "Qwen--Qwen3-32B.json": (32_762_123_264, 32_762_123_264),
+    "Qwen--Qwen3-VL-8B-Instruct.json": (8_190_735_360, 8_190_735_360),
+    "deepseek-ai--DeepSeek-V3.json": (671_026_404_352, 37_552_282_624),  # 671B, 37B
+    "meta-llama--Llama-4-Scout-17B-16E-Instruct.json": (107_769_861_120, 17_172_894_720),  # 109B with vision, 17B
+    "meta-llama--Meta-Llama-3.1-405B.json": (405_853_388_800, 405_853_388_800),
+    "meta-llama--Meta-Llama-3.1-70B.json": (70_553_706_496, 70_553_706_496),
+    "meta-llama--Meta-Llama-3.1-8B.json": (8_030_261_248, 8_030_261_248),
+    "mistralai--Mixtral-8x7B-v0.1.json": (46_702_792_704, 12_879_925_248),  # 46.7B, 12.9B
+    "openai--gpt-oss-120b.json": (116_829_156_672, 5_711_982_912),  # 116.83B, 5.13B without the embedding
 }
 
 
 @pytest.mark.skipif(not SAMPLES.is_dir(), reason="the collected configurations are not beside this checkout")
-@pytest.mark.parametrize("name", SAMPLE_PARAMETERS)
-def test_collected_files_import(name):
-    assert from_config(SAMPLES / name).parameters == SAMPLE_PARAMETERS[name]
-
-
-@pytest.mark.skipif(not SAMPLES.is_dir(), reason="the collected configurations are not beside this checkout")
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("Qwen--Qwen3-235B-A22B.json", "mixture-of-experts"),
-        ("deepseek-ai--DeepSeek-V3.json", "multi-head latent attention"),
-        ("meta-llama--Llama-4-Scout-17B-16E-Instruct.json", "mixture-of-experts"),
-        ("mistralai--Mixtral-8x7B-v0.1.json", "mixture-of-experts"),
-        ("openai--gpt-oss-120b.json", "mixture-of-experts"),
-    ],
-)
-def test_collected_files_of_other_kinds_are_refused(name, text):
-    with pytest.raises(ModelError, match=text):
-        from_config(SAMPLES / name)
+def test_collected_files_import():
+    found = sorted(SAMPLES.glob("*.json"))
+    assert [path.name for path in found] == sorted(SAMPLE_PARAMETERS)
+    for path in found:
+        model, config = from_config(path), json.loads(path.read_text())
+        assert (model.parameters, model.active_parameters) == SAMPLE_PARAMETERS[path.name], path.name
+        text = config.get("text_config", config)
+        assert model.embedding_parameters == text["vocab_size"] * text["hidden_size"], path.name

@@ -143,7 +143,7 @@ def test_parameters_equal_the_modules(pair):
     model, module = pair
     assert model.parameters == sum(p.numel() for p in module.parameters())  # parameters() gives a shared one once
     block = module.blocks[0]
-    assert model.layer_parameters == sum(p.numel() for p in block.parameters())
+    assert model.layer_parameters(model.layer_kind(0)) == sum(p.numel() for p in block.parameters())
 
 
 def test_model_flop_equal_torchs_counter(pair):

@@ -117,7 +117,7 @@ def test_balanced_is_the_best_of_all_splits(stages: int, extra: int, first: int,
             2,
             {"split": "balance"},
             "layer split 'balance' is not known; did you mean 'balanced'?; "
-            "take 'uniform', 'balanced' or one number of layers per stage",
+            "take 'uniform', 'balanced', 'greedy' or one number of layers per stage",
         ),
         (
             30,

@@ -5,6 +5,7 @@ import pytest
 from synthetic import even_model, ideal_cluster, job, small_transformer
 
 from simpar import Cluster, Plan, Transformer, simulate
+from simpar.model.layer import LayerKind
 from simpar.plan.layout import lay_out
 from simpar.program.transformer import TransformerParts
 from simpar.schedule.measure import peak_live
@@ -34,7 +35,7 @@ SBH = S * B * H
 def layer_bytes(recompute: str = "none", **plan: object) -> float:
     cluster = Cluster.parse("a100-sxm:8")
     layout = lay_out(Plan(seq_len=S, micro_batch=B, attention="unfused", **plan), GPT, cluster)
-    return TransformerParts(GPT, layout).layer(None, recompute).activation_bytes
+    return TransformerParts(GPT, layout).layer(LayerKind(), recompute).activation_bytes
 
 
 def test_a_layer_keeps_sbh_times_34_plus_5as_over_h():

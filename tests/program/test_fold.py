@@ -43,6 +43,23 @@ PLANS: list[dict[str, Any]] = [
     {"pp": 2, "grad_accum": 3, "overlap": Overlap(grad_reduce=False, param_gather=False), "zero": 1},
     {"pp": 2, "grad_accum": 3, "overlap": Overlap(grad_reduce=False, param_gather=False), "zero": 3},
 ]
+MOE = {"experts": 8, "top_k": 2, "ffn_hidden": 512, "shared_ffn_hidden": 512, "first_dense": 1}
+EXPERT_PLANS: list[dict[str, Any]] = [
+    {"ep": 8},
+    {"ep": 4, "etp": 2, "zero": 1},
+    {"ep": 8, "pp": 2, "grad_accum": 3, "zero": 2},
+    {"ep": 4, "zero": 3, "grad_accum": 2},
+    {"ep": 2, "zero": 3, "dp_shard": 8},
+    {"tp": 2, "ep": 4, "zero": 1, "bucket_parameters": 1_000_000},
+    {"tp": 2, "ep": 8, "etp": 1, "sequence_parallel": True, "zero": 1, "overlap": Overlap(ep=True)},
+    {"tp": 2, "cp": 2, "ep": 4, "etp": 1, "sequence_parallel": True, "pp": 2, "grad_accum": 2},
+]
+CONTEXT_PLANS: list[dict[str, Any]] = [
+    {"cp": 2, "zero": 1},
+    {"cp": 4, "cp_method": "all_gather", "zero": 3},
+    {"cp": 8, "cp_method": "all_to_all", "zero": 1},
+    {"cp": 4, "tp": 2, "sequence_parallel": True, "pp": 2, "grad_accum": 2},
+]
 TIED = {"pp": 2, "tp": 2, "grad_accum": 2, "zero": 1}
 
 
@@ -98,6 +115,35 @@ def test_a_folded_job_equals_every_rank_where_leaf_switches_are_oversubscribed(p
     if plan.get("tp", 1) > cluster.gpus_per_node:
         plan = {**plan, "tp": 2}
     assert_folds(cluster, plan)
+
+
+@pytest.mark.parametrize("cluster", [NODES, PODS, LEAVES], ids=["nodes", "pods", "leaves"])
+@pytest.mark.parametrize("plan", EXPERT_PLANS, ids=name)
+def test_experts_fold(plan, cluster):
+    assert_folds(cluster, plan, moe=MOE)
+
+
+@pytest.mark.parametrize("cluster", [NODES, PODS, LEAVES], ids=["nodes", "pods", "leaves"])
+@pytest.mark.parametrize("plan", CONTEXT_PLANS, ids=name)
+def test_context_parallel_ranks_fold(plan, cluster):
+    assert_folds(cluster, plan)
+
+
+@pytest.mark.parametrize("plan", [{"ep": 8}, {"tp": 2, "ep": 4, "pp": 2, "grad_accum": 2}], ids=name)
+def test_experts_fold_with_stages_counted_first(plan):
+    assert_folds(NODES, {**plan, "rank_order": "tp-pp-dp"}, moe=MOE)
+
+
+@pytest.mark.parametrize(
+    "plan", [{"ep": 3}, {"cp": 3}, {"ep": 6, "etp": 1, "tp": 2, "sequence_parallel": True}], ids=name
+)
+def test_groups_that_straddle_nodes_unevenly_are_not_folded(plan):
+    cluster = Cluster.parse("h100-sxm:3x4")
+    moe = {**MOE, "experts": 6}
+    described = small_transformer(moe=moe)
+    layout = lay_out(Plan(seq_len=768, **plan), described, cluster)
+    assert not replicas_are_alike(layout, cluster)
+    assert_folds(cluster, {"seq_len": 768, **plan}, moe=moe)
 
 
 @pytest.mark.parametrize("plan", [TIED, {"pp": 4, "grad_accum": 4}, {"pp": 2, "zero": 3}], ids=name)

@@ -1,10 +1,12 @@
 """Our orders against those of ``torch.distributed.pipelining`` (2.13), which needs neither GPU nor process
 group."""
 
+from dataclasses import replace
+
 import pytest
 
 from simpar.errors import PlanError
-from simpar.schedule import Schedule, from_csv, gpipe, interleaved, makespan, one_f_one_b, peak_live, validate
+from simpar.schedule import SCHEDULES, Schedule, build, from_csv, gpipe, interleaved, one_f_one_b
 
 visualizer = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
 
@@ -62,21 +64,55 @@ def test_1f1b_but_for_the_last_rank(pp: int, extra: int) -> None:
     assert [str(action) for action in theirs[-1]] == shifted
 
 
-@pytest.mark.parametrize("name", ["LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble"])
-def test_torch_schedules_that_we_do_not_generate_can_be_read(name: str) -> None:
-    pp, microbatches = 4, 8
-    schedule = _torch(name, pp, microbatches, 2)
-    validate(schedule)
-    assert schedule.stages == 2 * pp
-    assert schedule.rank_of_stage == ((0, 1, 2, 3, 3, 2, 1, 0) if name == "ZBVZeroBubble" else (0, 1, 2, 3) * 2)
-    busy = 2 * microbatches * 3
-    assert busy < makespan(schedule, forward=1, backward=2, weight=1) < pp * busy
-    assert all(peak <= 2 * microbatches for peak in peak_live(schedule))
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("looped-bfs", "LoopedBFS"),
+        ("zb-1p", "InterleavedZeroBubble"),
+        ("zb-v", "ZBVZeroBubble"),
+        ("dualpipev", "DualPipeV"),
+    ],
+)
+@pytest.mark.parametrize("pp", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("chunks", [2, 3])
+def test_order_placement_and_overlaps(ours: str, theirs: str, pp: int, chunks: int) -> None:
+    if chunks == 3 and "chunks" not in SCHEDULES[ours].options:
+        pytest.skip("always two chunks")
+    for microbatches in (1, 2, 3, 4, 8, 9, 12, 16, 17, 20):
+        try:
+            expected = _torch(theirs, pp, microbatches, chunks)
+        except ValueError:
+            with pytest.raises(PlanError):
+                build(ours, pp=pp, microbatches=microbatches, chunks=chunks)
+        else:
+            ours_built = build(ours, pp=pp, microbatches=microbatches, chunks=chunks)
+            assert replace(expected, name=ours) == ours_built
 
 
-def test_zero_bubble_v_leaves_only_the_fill() -> None:
-    """With forward = input gradient = weight gradient = 1 and m >= 2p, ZB-V idles p - 1 units
-    (arXiv:2401.10241)."""
-    pp, microbatches = 4, 8
-    schedule = _torch("ZBVZeroBubble", pp, microbatches, 2)
-    assert makespan(schedule, forward=1, backward=2, weight=1) == 2 * microbatches * 3 + pp - 1
+@pytest.mark.parametrize("pp", [2, 4, 8])
+def test_zb_h1_is_torch_s_interleaved_zero_bubble_with_one_chunk(pp: int) -> None:
+    """Torch refuses one chunk, but its generator does not mind."""
+    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    microbatches = 3 * pp
+    for rank in range(pp):
+        warmup = schedules._get_warmup_ops(rank, 1, pp, pp, microbatches, multiply_factor=1)
+        stage = lambda _, rank=rank: rank  # noqa: E731 - both directions
+        theirs = schedules._get_1f1b_rank_ops(
+            1, pp, warmup, microbatches - warmup, warmup, rank, stage, stage, rank, enable_zero_bubble=True
+        )
+        ours = build("zb-h1", pp=pp, microbatches=microbatches).ranks[rank]
+        assert [str(action) for action in ours] == [str(action) for action in theirs if action is not None]
+
+
+@pytest.mark.parametrize(("pp", "microbatches"), [(2, 4), (4, 8), (4, 14), (8, 20)])
+def test_a_rank_of_dualpipe_does_what_a_rank_of_half_as_many_does_in_a_v(pp: int, microbatches: int) -> None:
+    """DualPipeV is DualPipe cut in half, so torch's order of the one is the order of the other."""
+    half = _torch("DualPipeV", pp // 2, microbatches // 2, 2)
+    whole = build("dualpipe", pp=pp, microbatches=microbatches)
+    for rank, order in enumerate(whole.ranks):
+        outer = min(rank, pp - 1 - rank)
+        # chunk 0 is the direction that begins on this rank's half
+        chunks = [sorted(whole.stages_of(rank), reverse=rank >= pp // 2).index(action.stage) for action in order]
+        theirs = [half.chunk_of(action.stage) for action in half.ranks[outer]]
+        assert chunks == theirs
+        assert [action.op for action in order] == [action.op for action in half.ranks[outer]]

@@ -106,7 +106,7 @@ def test_torch_rule_of_divisibility() -> None:
         interleaved(4, 9, 2)
     assert (
         str(error.value) == "9 microbatches do not form 2 equal groups of at least pp=4; "
-        "take 8 or 12 microbatches, or group=5"
+        "take 8 or 12 microbatches, or microbatch_group=5"
     )
     interleaved(4, 9, 2, group=5)
 
@@ -117,8 +117,8 @@ def test_megatron_rule_of_divisibility() -> None:
     with pytest.raises(PlanError) as error:
         interleaved(4, 10, 2, group=4)
     assert (
-        str(error.value) == "10 microbatches with group 4 leave a last group of 2, below pp=4; "
-        "take 8 or 12 microbatches, or group=5"
+        str(error.value) == "10 microbatches with microbatch_group 4 leave a last group of 2, below pp=4; "
+        "take 8 or 12 microbatches, or microbatch_group=5"
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from simpar.errors import DeadlockError, PlanError
-from simpar.schedule import Action, from_csv, gpipe, makespan, one_f_one_b, validate
+from simpar.schedule import Action, build, from_csv, gpipe, makespan, one_f_one_b, validate
 
 
 @pytest.mark.parametrize(
@@ -81,3 +81,13 @@ def test_too_short_a_warmup_deadlocks() -> None:
     late = replace(one_f_one_b(3, 4), ranks=(tuple(order), *others))
     with pytest.raises(DeadlockError, match="rank 0 waits at 0B0 for 1B0, rank 1 waits at 1F1 for 0F1, rank 2"):
         makespan(late, forward=1, backward=1)
+
+
+def test_a_microbatch_of_the_other_copy() -> None:
+    dual = build("dualpipe", pp=2, microbatches=4)
+    orders = (dual.ranks[0], (*dual.ranks[1], Action("F", 1, 3)))
+    with pytest.raises(PlanError) as error:
+        validate(replace(dual, ranks=orders))
+    assert str(error.value) == (
+        "schedule 'dualpipe' runs 1F3 on rank 1, but microbatches 0 … 1 pass stage 1 of its 2 models; drop it"
+    )

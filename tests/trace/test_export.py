@@ -107,7 +107,7 @@ def test_processes_are_ranks_in_the_order_of_stages(written: Path) -> None:
 
 
 def test_counters_add_up_the_memory(written: Path) -> None:
-    held = [(e["pid"], e["name"], e["ts"], e["args"]["bytes"]) for e in events(written, "C")]
+    held = [(e["pid"], e["name"], e["ts"], e["args"]["bytes"]) for e in events(written, "C") if "bytes" in e["args"]]
     assert held == [
         (0, "memory weights", 0.0, 10 * GIB),
         (8, "memory weights", 0.0, 12 * GIB),

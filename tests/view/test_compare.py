@@ -13,9 +13,9 @@ import pytest
 from pipeline_traces import Recorder, pipeline_trace, trace_of
 
 from simpar.trace.export import OutputError
-from simpar.trace.trace import KINDS, Lane, Trace
+from simpar.trace.trace import Lane, Trace
 from simpar.view.compare import MOST_DIFFERENCES, Difference, combine, compare, write_comparison
-from simpar.view.palette import label, palette
+from simpar.view.palette import DRAWN_KINDS, label, palette
 
 LANES = (Lane(0, 0, "compute"), Lane(0, 0, "dp"))
 
@@ -26,11 +26,20 @@ def short_trace(factor: int) -> Trace:
     record.span(0, "forward", 0, 1000 * factor, microbatch=0)
     record.span(0, "backward", 1000 * factor, 2000 * factor, microbatch=0)
     record.span(1, "all_reduce", 2000 * factor, 1500 * factor)
-    return trace_of(record.spans(), LANES, 3500 * factor, ("",))
+    return trace_of(record.spans(), LANES, 3500 * factor, tuple(record.names))
 
 
 def bars(figure: go.Figure, word: str) -> list[go.Bar]:
-    return [bar for bar in figure.data if word in (bar.hovertemplate or "")]
+    """The bars of one side: rows of every bar trace whose text names it."""
+    found = []
+    for bar in figure.data:
+        if bar.type != "bar" or bar.yaxis == "y2":
+            continue
+        rows = [i for i, text in enumerate(bar.hovertext) if f"<br>{word}: stage" in text]
+        if rows:
+            columns = {name: np.asarray(getattr(bar, name))[rows] for name in ("base", "x", "y", "width", "customdata")}
+            found.append(go.Bar(name=bar.name, **columns))
+    return found
 
 
 def test_both_traces_share_one_axis_and_its_unit() -> None:
@@ -46,20 +55,31 @@ def test_both_traces_share_one_axis_and_its_unit() -> None:
             assert np.array_equal(bar.customdata, bar.x)
 
 
-def test_measured_lanes_lie_below_all_predicted_ones() -> None:
-    predicted, measured = pipeline_trace(3, 4), pipeline_trace(3, 4)
-    figure = compare(predicted, measured)
-    lowest = max(float((np.asarray(bar.y) + np.asarray(bar.width) / 2).max()) for bar in bars(figure, "predicted"))
-    highest = min(float((np.asarray(bar.y) - np.asarray(bar.width) / 2).min()) for bar in bars(figure, "measured"))
+def test_traces_of_the_same_ranks_share_each_lane_in_halves() -> None:
+    figure = compare(pipeline_trace(3, 4), pipeline_trace(3, 4))
+    upper = {bar.name: np.unique(np.round(bar.y, 9)) for bar in bars(figure, "predicted")}
+    lower = {bar.name: np.unique(np.round(bar.y, 9)) for bar in bars(figure, "measured")}
+    for kind, half in (("forward", 0.8), ("optimizer", 0.8), ("p2p", 0.44), ("all-reduce", 0.44)):
+        assert lower[kind] - upper[kind] == pytest.approx([half] * len(upper[kind]))
+    ticks = figure.layout.yaxis.ticktext
+    assert ticks[:4] == ("compute predicted", "tp", "pp", "dp")
+    assert ticks.count("measured") == 3
+    assert len(ticks) == 3 * 8
+    assert sum("<b>stage 1</b>" in note.text for note in figure.layout.annotations) == 1
+
+
+def test_traces_of_other_ranks_lie_one_below_the_other() -> None:
+    figure = compare(pipeline_trace(2, 4), pipeline_trace(3, 4), words=("pp 2", "pp 3"))
+    lowest = max(float((np.asarray(bar.y) + np.asarray(bar.width) / 2).max()) for bar in bars(figure, "pp 2"))
+    highest = min(float((np.asarray(bar.y) - np.asarray(bar.width) / 2).min()) for bar in bars(figure, "pp 3"))
     assert lowest + 0.5 < highest
     bottom, top = figure.layout.yaxis.range
     assert top < 0 < highest < bottom
+    texts = [note.text for note in figure.layout.annotations]
+    assert {"<b>pp 2</b>", "<b>pp 3</b>"} <= set(texts)
     # plotly hides an annotation whose place lies outside of the axis
-    assert all(top < note.y < bottom for note in figure.layout.annotations)
-    ticks = figure.layout.yaxis.ticktext
-    assert ticks == ("compute", "pp", "dp") * 6
-    assert sorted(figure.layout.yaxis.tickvals) == list(figure.layout.yaxis.tickvals)
-    assert sum("<b>stage 1</b>" in note.text for note in figure.layout.annotations) == 2
+    assert all(top < note.y < bottom for note in figure.layout.annotations if note.yref == "y")
+    assert not [trace for trace in figure.data if trace.type == "scatter"]
 
 
 def test_both_step_ends_are_marked_and_the_heading_has_the_signed_error() -> None:
@@ -68,9 +88,32 @@ def test_both_step_ends_are_marked_and_the_heading_has_the_signed_error() -> Non
     assert ends == pytest.approx([315.0, 350.0])
     assert figure.layout.title.text == "<b>a &lt; b</b>"
     subtitle = figure.layout.title.subtitle.text
-    assert subtitle == "profile x · predicted 315 µs, measured 350 µs: -10.0%"
+    assert subtitle == (
+        "profile x · predicted 315 µs, measured 350 µs, predicted / measured − 1 -10.0% · 3 operations paired"
+    )
     words = [note.text for note in figure.layout.annotations]
-    assert {"<b>predicted</b>", "<b>measured</b>", "step 315 µs", "step 350 µs"} <= set(words)
+    assert {"predicted step 315 µs", "measured step 350 µs"} <= set(words)
+
+
+def test_the_strip_has_the_signed_error_of_every_operation_at_its_place() -> None:
+    slower = short_trace(100)
+    slower.spans.duration_ns[1] = 160_000  # the backward, predicted to take 200 µs
+    (strip,) = [trace for trace in compare(short_trace(100), slower).data if trace.type == "scatter"]
+    shown = {round(x, 6): y for x, y in zip(strip.x, strip.y, strict=True)}
+    assert shown == pytest.approx({50.0: 0.0, 200.0: 25.0, 275.0: 0.0})
+    assert any("<b>+25.0 %</b>  backward · microbatch 0" in text for text in strip.hovertext)
+
+
+def test_an_imported_profile_is_paired_by_kind_and_order() -> None:
+    predicted = pipeline_trace(1, 2)
+    kernels = predicted.kernels()
+    imported = replace(predicted, spans=replace(kernels, microbatch=kernels.microbatch - 9), expand=None)
+    imported.spans.parent[:] = -1
+    figure = compare(predicted, imported)
+    (strip,) = [trace for trace in figure.data if trace.type == "scatter"]
+    assert len(strip.x) == len(kernels)
+    assert not np.any(strip.y)
+    assert figure.layout.title.subtitle.text.endswith(f"{len(kernels)} spans paired by kind and order")
 
 
 def test_legend_names_each_kind_once() -> None:
@@ -107,9 +150,9 @@ def test_memory_and_empty_traces_do_no_harm() -> None:
     empty = replace(short_trace(1), spans=trace_of(Recorder().spans(), LANES, 0, ("",)).spans, step_ns=0)
     figure = compare(short_trace(1), empty)
     assert bars(figure, "predicted")
-    assert not [bar for bar in bars(figure, "measured") if bar.name != "bubble (idle)"]
-    memory = [trace for trace in compare(pipeline_trace(2, 2), pipeline_trace(2, 2)).data if trace.type == "scatter"]
-    assert memory == []
+    assert not bars(figure, "measured")
+    both = compare(pipeline_trace(2, 2), pipeline_trace(2, 2))
+    assert {trace.yaxis for trace in both.data if trace.type == "scatter"} == {"y3"}
 
 
 def test_menu_shows_one_comparison_at_a_time() -> None:
@@ -147,5 +190,6 @@ def test_page_is_whole_and_needs_no_network(tmp_path: Path) -> None:
 def test_kinds_keep_their_colours() -> None:
     figure = compare(short_trace(1), short_trace(1), dark=True)
     for bar in figure.data:
-        kind = next((k for k in KINDS if label(k) == bar.name), "idle")
-        assert bar.marker.color == palette(True).kinds[kind]
+        if bar.type == "bar":
+            kind = next(k for k in DRAWN_KINDS if label(k) == bar.name)
+            assert bar.marker.color == palette(True).kinds[kind]

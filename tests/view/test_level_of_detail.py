@@ -9,8 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_traces import Recorder, pipeline_trace
 
-from simpar.trace.trace import KINDS, Lane, Spans, empty_spans, spans_from_columns
-from simpar.view.level_of_detail import IDLE, Rectangles, finest_spans, join_pieces, to_rectangles
+from simpar.trace.bubbles import compute_lanes
+from simpar.trace.trace import KINDS, Lane, Spans, empty_spans
+from simpar.view.level_of_detail import IDLE, Rectangles, to_rectangles
+from simpar.view.palette import DRAWN_KINDS
+from simpar.view.scene import scene
 
 LANES = (Lane(0, 0, "compute"), Lane(0, 0, "tp"), Lane(1, 1, "compute"), Lane(1, 1, "dp"))
 
@@ -51,7 +54,7 @@ def lanes_of_spans(draw: st.DrawFn) -> tuple[Spans, int]:
 @settings(max_examples=80, deadline=None)
 def test_busy_time_is_conserved_and_the_budget_kept(case: tuple[Spans, int], budget: int) -> None:
     spans, end = case
-    drawn = to_rectangles(spans, LANES, end_ns=end, budget=budget)
+    drawn = to_rectangles(spans, empty_spans(), end_ns=end, budget=budget)
     assert busy_of_rectangles(drawn) == pytest.approx(busy_of_spans(spans), rel=1e-9)
     least = sum(len(np.unique(spans.kind[spans.lane == lane])) + 3 for lane in range(len(LANES)))
     if len(spans) > budget:
@@ -62,7 +65,7 @@ def test_busy_time_is_conserved_and_the_budget_kept(case: tuple[Spans, int], bud
 @settings(max_examples=80, deadline=None)
 def test_rectangles_stay_inside_their_lane_and_apart(case: tuple[Spans, int], budget: int) -> None:
     spans, end = case
-    drawn = to_rectangles(spans, LANES, end_ns=end, budget=budget)
+    drawn = to_rectangles(spans, empty_spans(), end_ns=end, budget=budget)
     assert (drawn.bottom > -1e-9).all()
     assert (drawn.bottom + drawn.height < 1 + 1e-9).all()
     for lane in range(len(LANES)):
@@ -76,30 +79,57 @@ def test_rectangles_stay_inside_their_lane_and_apart(case: tuple[Spans, int], bu
 
 @given(lanes_of_spans())
 @settings(max_examples=40, deadline=None)
-def test_with_room_every_span_is_itself_and_compute_lanes_are_full(case: tuple[Spans, int]) -> None:
+def test_with_room_every_span_is_itself(case: tuple[Spans, int]) -> None:
     spans, end = case
-    drawn = to_rectangles(spans, LANES, end_ns=end, budget=10_000)
-    shown = drawn.take(drawn.kind != IDLE)
-    assert sorted(shown.span.tolist()) == list(range(len(spans)))
-    assert (shown.start_ns == spans.start_ns[shown.span]).all()
-    assert (shown.count == 1).all()
-    for lane in (0, 2):
-        if (spans.lane == lane).any():
-            assert drawn.duration_ns[drawn.lane == lane].sum() == end
-    assert not np.isin(drawn.lane[drawn.kind == IDLE], (1, 3)).any()
+    drawn = to_rectangles(spans, empty_spans(), end_ns=end, budget=10_000)
+    assert sorted(drawn.span.tolist()) == list(range(len(spans)))
+    assert (drawn.start_ns == spans.start_ns[drawn.span]).all()
+    assert (drawn.count == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("budget", "levels"), [(150, "forward"), (400, "forward"), (1500, "forward gemm"), (20_000, "gemm")]
+)
+def test_kernels_replace_operations_where_they_are_wide_and_no_time_is_lost(budget: int, levels: str) -> None:
+    trace = pipeline_trace(3, 12)
+    shown = scene(trace)
+    drawn = to_rectangles(
+        shown.operations, shown.kernels, end_ns=shown.end_ns, budget=budget, expand=compute_lanes(trace)
+    )
+    assert len(drawn) <= budget
+    area = np.zeros((len(trace.lanes), len(DRAWN_KINDS)))
+    np.add.at(area, (drawn.lane, drawn.kind), drawn.duration_ns * drawn.height)
+    for lane, described in enumerate(trace.lanes):
+        if described.stream == "compute":
+            assert area[lane].sum() == pytest.approx(trace.step_ns, rel=1e-12)
+        else:
+            for kind in range(len(KINDS)):
+                both = sum(
+                    int(table.duration_ns[(table.lane == lane) & (table.kind == kind)].sum())
+                    for table in (trace.spans, trace.kernels())
+                )
+                assert area[lane, kind] == pytest.approx(both, rel=1e-9)
+    assert [kind for kind in ("forward", "gemm") if area[:, KINDS.index(kind)].any()] == levels.split()
+
+
+def test_collectives_of_one_operation_are_one_cluster_as_long_as_it() -> None:
+    shown = scene(pipeline_trace(2, 30, layers=40))
+    drawn = to_rectangles(shown.operations, shown.kernels, end_ns=shown.end_ns, budget=600)
+    tp = drawn.take((drawn.lane == 1) & (drawn.kind == KINDS.index("all_reduce")))
+    assert len(tp) == 60  # a forward and a backward of each microbatch
+    assert set(tp.count.tolist()) == {40}
+    assert tp.height.tolist() == pytest.approx([40 / 157] * 60)  # 40 of 160 pieces, from the fourth to the last
 
 
 def test_a_cluster_says_how_many_spans_it_merges_and_how_busy_it_is() -> None:
     record = Recorder()
     for i in range(100):
         record.span(0, "forward" if i % 2 else "backward", 10 * i, 6)
-    drawn = to_rectangles(record.spans(), LANES, end_ns=10_000_000, budget=10)
+    drawn = to_rectangles(record.spans(), empty_spans(), end_ns=10_000_000, budget=10)
     forward, backward = (drawn.take(drawn.kind == KINDS.index(kind)) for kind in ("forward", "backward"))
     assert forward.count.tolist() == backward.count.tolist() == [100]
     assert forward.busy[0] == pytest.approx(600 / 996)  # from the first start, 0, to the last end, 990 + 6
     assert forward.height[0] == backward.height[0] == pytest.approx(300 / 996)
-    idle_on_top = drawn.take((drawn.kind == IDLE) & (drawn.count == 100))
-    assert idle_on_top.height.tolist() == pytest.approx([396 / 996])
 
 
 def test_long_spans_survive_a_crowd_of_short_ones() -> None:
@@ -107,7 +137,7 @@ def test_long_spans_survive_a_crowd_of_short_ones() -> None:
     record.span(0, "optimizer", 0, 500_000)
     for i in range(3_000):
         record.span(0, "forward", 500_000 + 100 * i, 80)
-    drawn = to_rectangles(record.spans(), LANES, end_ns=1_000_000, budget=200)
+    drawn = to_rectangles(record.spans(), empty_spans(), end_ns=1_000_000, budget=200)
     longest = drawn.take(drawn.kind == KINDS.index("optimizer"))
     assert (longest.duration_ns.tolist(), longest.height.tolist(), longest.span.tolist()) == (
         [500_000],
@@ -116,31 +146,21 @@ def test_long_spans_survive_a_crowd_of_short_ones() -> None:
     )
 
 
-def test_finest_spans_are_the_kernels_and_the_operations_without_any() -> None:
-    trace = pipeline_trace(2, 3)
-    finest, kernels = finest_spans(trace), trace.kernels()
-    kinds, counts = np.unique(finest.kind, return_counts=True)
-    count = {KINDS[kind]: int(n) for kind, n in zip(kinds, counts, strict=True)}
-    assert "forward" not in count
-    assert "backward" not in count
-    assert count["optimizer"] == 2
-    assert count["p2p"] == 6
-    assert count["gemm"] == (kernels.kind == KINDS.index("gemm")).sum()
-    assert (np.diff(finest.start_ns) >= 0).all()
+def test_bubbles_are_not_counted_as_busy() -> None:
+    record = Recorder()
+    for i in range(100):
+        record.span(0, "forward", 10 * i, 6)
+    spans = record.spans()
+    idle = record.spans()
+    idle.kind[:] = IDLE
+    idle.start_ns[:] += 6
+    idle.duration_ns[:] = 4
+    both = Spans(**{n: np.concatenate([getattr(spans, n), getattr(idle, n)]) for n in Spans.__dataclass_fields__})
+    drawn = to_rectangles(both, empty_spans(), end_ns=10_000_000, budget=10)
+    assert sorted(zip(drawn.kind.tolist(), drawn.height.tolist(), strict=True)) == [(0, 0.6), (IDLE, 0.4)]
+    assert drawn.busy.tolist() == pytest.approx([0.6, 0.6])
 
 
 def test_nothing_becomes_nothing() -> None:
-    assert len(to_rectangles(empty_spans(), LANES, end_ns=1, budget=10)) == 0
-    assert len(to_rectangles(empty_spans(), (), end_ns=1, budget=0)) == 0
-
-
-def test_touching_pieces_of_an_operation_become_one_and_gaps_stay() -> None:
-    start, duration = [0, 10, 20, 40, 50], [10, 10, 10, 10, 5]
-    columns = dict.fromkeys(Spans.__dataclass_fields__, [0] * 5)
-    columns |= {"start_ns": start, "duration_ns": duration, "flop": [1.0] * 5, "layer": [0, 1, 2, 3, 4]}
-    columns["microbatch"] = [0, 0, 0, 0, 1]
-    joined = join_pieces(spans_from_columns(columns))
-    assert joined.start_ns.tolist() == [0, 40, 50]
-    assert joined.duration_ns.tolist() == [30, 10, 5]
-    assert joined.flop.tolist() == [3.0, 1.0, 1.0]
-    assert joined.layer.tolist() == [-1, 3, 4]
+    assert len(to_rectangles(empty_spans(), empty_spans(), end_ns=1, budget=10)) == 0
+    assert len(to_rectangles(empty_spans(), empty_spans(), end_ns=1, budget=0)) == 0

@@ -5,8 +5,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from simpar.trace.trace import COMMUNICATION_KINDS, COMPUTE_KINDS, KERNEL_KINDS, KINDS
-from simpar.view.palette import IDLE_NAME, palette, readable_on
+from simpar.trace.bubbles import BUBBLE_CAUSES
+from simpar.trace.trace import COMMUNICATION_KINDS, COMPUTE_KINDS, KERNEL_KINDS, MEMORY_CATEGORIES
+from simpar.view.palette import DRAWN_KINDS, palette, readable_on
 
 # Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency"
 # (2009), severity 1.0, in linear RGB.
@@ -34,8 +35,8 @@ SRGB_TO_XYZ = [
     [0.0193339, 0.1191920, 0.9503041],
 ]
 SHARED_LANES = (
-    (*COMPUTE_KINDS, IDLE_NAME),
-    (*KERNEL_KINDS, "optimizer", IDLE_NAME),
+    COMPUTE_KINDS,
+    (*KERNEL_KINDS, "optimizer"),
     COMMUNICATION_KINDS,
 )
 
@@ -51,7 +52,7 @@ def lab(rgb: np.ndarray) -> np.ndarray:
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
-@pytest.mark.parametrize(("dark", "least"), [(False, 36.0), (True, 26.0)])
+@pytest.mark.parametrize(("dark", "least"), [(False, 35.0), (True, 26.0)])
 @pytest.mark.parametrize("vision", VISIONS)
 @pytest.mark.parametrize("kinds", SHARED_LANES, ids=["operations", "kernels", "communication"])
 def test_kinds_on_a_lane_differ(kinds: tuple[str, ...], vision: str, dark: bool, least: float) -> None:
@@ -62,9 +63,22 @@ def test_kinds_on_a_lane_differ(kinds: tuple[str, ...], vision: str, dark: bool,
 
 
 @pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("vision", VISIONS)
+def test_causes_of_bubbles_differ_from_each_other_and_from_what_computes(vision: str, dark: bool) -> None:
+    colours = palette(dark).kinds
+    beside = (*COMPUTE_KINDS, *KERNEL_KINDS)
+    seen = {kind: lab(np.array(VISIONS[vision]) @ linear(colours[kind])) for kind in (*BUBBLE_CAUSES, *beside)}
+    for cause in BUBBLE_CAUSES:
+        for other in set(seen) - {cause}:
+            least = 16.0 if other in BUBBLE_CAUSES else 21.0
+            assert np.linalg.norm(seen[cause] - seen[other]) >= least, (cause, other)
+
+
+@pytest.mark.parametrize("dark", [False, True])
 def test_every_kind_has_a_colour_on_which_its_number_can_be_read(dark: bool) -> None:
     colours = palette(dark)
-    assert set(colours.kinds) == {*KINDS, IDLE_NAME}
+    assert set(colours.kinds) == set(DRAWN_KINDS)
+    assert set(colours.memory) == set(MEMORY_CATEGORIES)
 
     def luminance(colour: str) -> float:
         return float(linear(colour) @ [0.2126, 0.7152, 0.0722])

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-import yaml
-
 from simpar.errors import ModelError, nearest
 from simpar.model.transformer import Transformer
+from simpar.reading import read_yaml
 
 
 def preset_names() -> tuple[str, ...]:
@@ -41,7 +40,7 @@ def _fields() -> Mapping[str, Mapping[str, Any]]:
     for file in resources.files(__name__).iterdir():
         if not file.name.endswith(".yaml"):
             continue
-        family = yaml.safe_load(file.read_text(encoding="utf-8"))
+        family = read_yaml(file.read_text(encoding="utf-8"))
         for name, fields in family["models"].items():
             if name in models:
                 raise AssertionError(f"two presets are called '{name}'")

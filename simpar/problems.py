@@ -1,23 +1,21 @@
 """Pydantic's validation errors as short sentences: the path of a field, and what is wrong with its value."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
-from simpar.errors import nearest
-
-Path = tuple[int | str, ...]
+from simpar.errors import FieldPath, SimparError, nearest
 
 MAX_PROBLEMS = 8
 """More lines help nobody; the rest is counted."""
 
 _FIELD = re.compile(r"[a-z_0-9][\w.-]*")
-_UNKNOWN_KEY = re.compile(
-    r"unknown key '(?P<key>.*?)'(?P<hint>; did you mean '.*?'\?)?(?P<known> \(known: .*\))?", re.S
-)
+_BRANCHES = {"str", "int", "float", "bool", "none"}  # what pydantic calls a branch of a union that is no description
 _SHOWN = 40
+_MOST_BITS = 10_000
 _RULES: Mapping[str, str] = {
     "int_type": "a whole number",
     "int_parsing": "a whole number",
@@ -37,17 +35,17 @@ _RULES: Mapping[str, str] = {
 }
 
 
-def problems(error: ValidationError) -> Iterator[tuple[Path, str]]:
+def problems(error: ValidationError) -> Iterator[tuple[FieldPath, str]]:
     """Path and sentence of each problem, those that belong together in one.
 
     The branches of a union become one sentence, missing fields of one mapping too, and an unknown key is part of the
     path instead of the text.
     """
-    found: dict[Path, list[Any]] = {}
-    branch: set[Path] = set()
+    found: dict[FieldPath, list[Any]] = {}
+    branch: set[FieldPath] = set()
     for each in error.errors(include_url=False):
-        path = tuple(part for part in each["loc"] if isinstance(part, int) or _FIELD.fullmatch(part))
-        if len(path) < len(each["loc"]):
+        path = tuple(part for part in each["loc"] if isinstance(part, int) or _names_field(part))
+        if len(path) < len(each["loc"]) or each["type"] == "too_short":  # wrong items do not count as items
             branch.add(path)
         found.setdefault(path, []).append(each)
     # What is wrong inside one branch of a union says more than that another branch wants something else.
@@ -60,8 +58,8 @@ def problems(error: ValidationError) -> Iterator[tuple[Path, str]]:
         yield (), f"{len(sentences) - MAX_PROBLEMS} more problems"
 
 
-def _sentences(found: Mapping[Path, Sequence[Any]]) -> Iterator[tuple[Path, str]]:
-    missing: dict[Path, list[str]] = {}
+def _sentences(found: Mapping[FieldPath, Sequence[Any]]) -> Iterator[tuple[FieldPath, str]]:
+    missing: dict[FieldPath, list[str]] = {}
     for path, errors in found.items():
         if errors[0]["type"] == "missing":
             missing.setdefault(path[:-1], []).append(str(path[-1]))
@@ -73,28 +71,43 @@ def _sentences(found: Mapping[Path, Sequence[Any]]) -> Iterator[tuple[Path, str]
     for path, errors in found.items():
         if errors[0]["type"] == "missing":
             continue
-        said = [error["msg"].removeprefix("Value error, ") for error in errors if error["type"] == "value_error"]
-        unknown = _UNKNOWN_KEY.match(said[0]) if said else None
+        said = [error for error in errors if error["type"] == "value_error"]
+        unknown = [error["ctx"] for error in errors if error["type"] == "unknown_key"]
         if unknown:
-            # Where one is near, the list of all of them only hides it.
-            yield (*path, unknown["key"]), f"unknown key{unknown['hint'] or unknown['known'] or ''}"
+            yield from (((*path, each["key"]), f"unknown key{each['hint']}") for each in unknown)
         elif said:
-            yield path, said[0]
+            yield from _said(path, said[0])
         else:
             yield path, _should_be(errors)
 
 
+def _said(path: FieldPath, error: Any) -> Iterator[tuple[FieldPath, str]]:
+    """What a validator said; where it built a description itself, the problems of that, below its own path."""
+    cause = error["ctx"]["error"]
+    if isinstance(cause, SimparError) and cause.problems:
+        yield from (((*path, *inner), text) for inner, text in cause.problems)
+    else:
+        yield path, error["msg"].removeprefix("Value error, ")
+
+
+def _names_field(part: str) -> bool:
+    return part not in _BRANCHES and _FIELD.fullmatch(part) is not None
+
+
 def _should_be(errors: Sequence[Any]) -> str:
     value = errors[0]["input"]
-    rule = " or ".join(dict.fromkeys(_rule(error) for error in errors))
+    if errors[0]["type"] == "json_invalid":
+        return f"is not valid JSON ({errors[0]['ctx']['error']})"
+    rule = " or ".join(dict.fromkeys(_rule(error) for error in errors)).replace(" or be ", " or ")
     if isinstance(value, (str, int, float)) or value is None:
-        return f"{shown(value)} should be {rule}{_hint(value, errors)}"
-    return f"should be {rule}, not {'a list' if isinstance(value, (list, tuple)) else 'a mapping'}"
+        return f"{shown(value)} should {rule}{_hint(value, errors)}"
+    return f"should {rule}, not {_kind(value)}"
 
 
 def _rule(error: Any) -> str:
+    known = _RULES.get(error["type"])
     message: str = error["msg"]
-    return _RULES.get(error["type"]) or message.removeprefix("Input should ").removeprefix("be ")
+    return f"be {known}" if known else message.partition(" should ")[2].partition(", not ")[0] or message
 
 
 def _hint(value: Any, errors: Sequence[Any]) -> str:
@@ -104,13 +117,21 @@ def _hint(value: Any, errors: Sequence[Any]) -> str:
     return nearest(value, re.findall(r"'([^']*)'", " ".join(expected)))
 
 
+def _kind(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "a mapping"
+    return "a list" if isinstance(value, (list, tuple)) else f"a value of type {type(value).__name__}"
+
+
 def shown(value: Any) -> str:
     """A value as YAML writes it, shortened.
 
-    >>> shown("eight"), shown(True), shown(None)
-    ("'eight'", 'true', 'null')
+    >>> shown("eight"), shown(True), shown(None), shown(10**5000)
+    ("'eight'", 'true', 'null', 'a number of about 5001 digits')
     """
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:  # Python refuses to write such numbers
+        return f"a number of about {math.ceil(value.bit_length() * math.log10(2))} digits"
     text = str(value) if not isinstance(value, str) else f"'{' '.join(value.split())}'"
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

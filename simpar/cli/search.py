@@ -1,0 +1,239 @@
+"""``simpar search``: the fastest plans of all."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simpar.errors import JobError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from simpar.cli.jobfile import Draft
+    from simpar.search.found import Found, SearchResult
+    from simpar.search.run import Progress
+
+EPILOG = """\
+Every valid tp, pp, micro_batch, sequence_parallel, recompute, schedule (1f1b, interleaved), vpp and zero is looked \
+at, for the batch and the other fields of the job. [cyan]--choose[/] restricts a field ([cyan]--choose tp=4,8[/]) or \
+adds one ([cyan]--choose cp=1,2,4[/], [cyan]--choose schedule=1f1b,zb-h1[/]).
+"""
+
+
+def search(  # noqa: PLR0917 - Typer reads its flags from the signature
+    job: Annotated[
+        Path | None, typer.Argument(metavar="JOB.yaml", help="Job file; of its plan, what is searched is left out.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Preset, config.json or mlp:784-500-10.")] = None,
+    cluster: Annotated[
+        list[str] | None, typer.Option("--cluster", "-c", help="Such as h100-sxm:64x8; several are compared.")
+    ] = None,
+    global_batch: Annotated[int | None, typer.Option(metavar="N", help="Samples per step.")] = None,
+    seq_len: Annotated[int | None, typer.Option(metavar="N", help="Tokens per sample.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", "-s", metavar="FIELD=VALUE", help="Any field of the job; repeatable.")
+    ] = None,
+    choose: Annotated[
+        list[str] | None, typer.Option("--choose", metavar="FIELD=VALUES", help="Values of a plan's field; repeatable.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="So many plans are the fastest for sure.")] = 5,
+    front: Annotated[
+        bool, typer.Option("--front", help="Simulate all that may be on the front of time, memory, GPUs and cost.")
+    ] = False,
+    workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes; else one per core.")] = None,
+    dask: Annotated[str | None, typer.Option(metavar="tcp://…", help="Run on the workers of a Dask scheduler.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="OUT.jsonl", help="Stream every answer to this file.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the file of --output.")] = False,
+    table: Annotated[
+        Path | None, typer.Option(metavar="OUT.csv", help="Write what was simulated: .csv, .parquet or .jsonl.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Search all plans for the fastest ones that fit."""
+    from simpar.search.run import search as run  # noqa: PLC0415
+
+    drafts = [_draft(job, model, one, changes or ()) for one in (cluster or (None,))]
+    jobs = [draft.job() for draft in drafts]
+    plan = jobs[0].plan
+    batch = global_batch or plan.global_batch
+    if batch is None:
+        raise JobError("simpar search: plans share the batch; give --global-batch, or plan.global_batch in the job")
+    if resume and output is None:
+        raise JobError("--resume: goes on with the file of --output; name it")
+    with executor_of(dask) as executor, progress_bar() as progress:
+        result = run(
+            jobs[0].model,
+            [each.cluster for each in jobs],
+            global_batch=batch,
+            seq_len=seq_len or plan.seq_len,
+            plan=_kept(plan),
+            choices=dict(map(_choice, choose or ())),
+            top=top,
+            whole_front=front,
+            executor=executor,
+            workers=workers,
+            output=output,
+            resume=resume,
+            progress=progress,
+        )
+    if table is not None:
+        from simpar.search.records import write_records  # noqa: PLC0415
+
+        write_records(result.records(), table)
+        typer.echo(f"wrote {table}", err=True)
+    _report(result, as_json=json_)
+
+
+def _draft(job: Path | None, model: str | None, cluster: str | None, changes: Sequence[str]) -> "Draft":
+    from simpar.cli.jobfile import parse_change, read_draft  # noqa: PLC0415
+
+    if job is None and model is None:
+        raise JobError("simpar search: give a job file, or --model and --cluster; see simpar search --help")
+    flags: list[tuple[tuple[str, ...], Any]] = []
+    flags += [(("model",), model)] if model is not None else []
+    flags += [(("cluster",), cluster)] if cluster is not None else []
+    return read_draft(job, [*flags, *(parse_change(text) for text in changes)])
+
+
+def _kept(plan: Any) -> dict[str, Any]:
+    """What a job's plan says about fields that are not searched and do not follow from those that are."""
+    from simpar.search.space import AXES  # noqa: PLC0415
+
+    given = plan.model_fields_set - set(AXES) - {"dp", "grad_accum", "global_batch", "seq_len"}
+    return {name: getattr(plan, name) for name in given}
+
+
+def _choice(text: str) -> tuple[str, list[Any]]:
+    from simpar.search.vary import parse_vary  # noqa: PLC0415
+
+    field, values = parse_vary(text, flag="--choose")
+    return field.removeprefix("plan."), values
+
+
+@contextmanager
+def executor_of(dask: str | None) -> "Iterator[Executor | None]":
+    """The executor that the flags ask for; None for processes of this machine."""
+    with ExitStack() as stack:
+        if dask is None:
+            yield None
+            return
+        from simpar.search.dask import dask_executor  # noqa: PLC0415
+
+        yield stack.enter_context(dask_executor(dask))
+
+
+@contextmanager
+def progress_bar() -> "Iterator[Progress]":
+    """A bar on stderr, while that is a terminal; redrawn when told, since a thread of its own and forks do not mix."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+    from rich.progress import Progress as Bar  # noqa: PLC0415
+
+    from simpar.cli.app import _console  # noqa: PLC0415
+
+    columns = (TextColumn("{task.description:12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = _console(stderr=True)
+    with Bar(*columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal) as bar:
+        tasks: dict[str, Any] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what)
+            bar.update(tasks[what], completed=done, total=total, refresh=True)
+
+        yield show
+
+
+# ---- report ---------------------------------------------------------------------------------------------------------
+
+
+def _report(result: "SearchResult", *, as_json: bool) -> None:
+    if as_json:
+        import json  # noqa: PLC0415
+        from dataclasses import asdict  # noqa: PLC0415
+
+        shown = {
+            "counts": asdict(result.counts),
+            "groups": [[found.to_dict() for found in members] for members in result.groups()],
+            "front": [found.to_dict() for found in result.front()],
+        }
+        typer.echo(json.dumps(shown, indent=2, allow_nan=False))
+        return
+    from rich.console import Group  # noqa: PLC0415
+
+    from simpar.cli.app import _show  # noqa: PLC0415
+
+    _show(Group(*_parts(result)))
+
+
+def _parts(result: "SearchResult") -> "Iterator[RenderableType]":
+    from rich.text import Text  # noqa: PLC0415
+
+    first = result.jobs[0]
+    names = ", ".join(f"{job.cluster.gpus:,} {job.cluster.device.name}" for job in result.jobs)
+    yield Text(f"{first.model.name} on {names}, {first.plan.global_batch:,} samples a step", style="bold")
+    yield Text(str(result.counts))
+    if not result.found:
+        yield Text("no plan fits; use more GPUs, or choose recompute=full and zero=3", style="red")
+        return
+    groups = result.groups()
+    for number, members in enumerate(groups):
+        title = "Fastest" if number == 0 else "Then"
+        together = f": {len(members)} plans that the errors of the model cannot tell apart" if len(members) > 1 else ""
+        yield _table(f"{title}{together}", members, several=len(result.jobs) > 1)
+    rest = "" if result.whole_front else "; of what was simulated, --front for all"
+    priced = result.found[0].cost_per_step is not None
+    goals = ["time", "memory", *(["GPUs"] if len(result.jobs) > 1 else []), *(["cost"] if priced else [])]
+    yield _table(f"Not beaten in {', '.join(goals)}{rest}", result.front(), several=len(result.jobs) > 1)
+
+
+def _table(title: str, members: "Sequence[Found]", *, several: bool) -> "RenderableType":
+    from rich import box  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    from simpar.search.interval import LEVEL  # noqa: PLC0415
+    from simpar.units import format_bytes, format_time  # noqa: PLC0415
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("plan")
+    priced = any(found.cost_per_step is not None for found in members)
+    heads = [
+        *(["GPUs"] if several else []),
+        "step",
+        f"{LEVEL:.0%} between",
+        "MFU",
+        "memory",
+        *(["cost/step"] if priced else []),
+    ]
+    for head in heads:
+        table.add_column(head, justify="right")
+    for found in members:
+        ends = [format_time(end) for end in (found.low_s, found.high_s) if end is not None]
+        between = " and ".join(ends) or "–"
+        cells = [f"{found.gpus:,}"] if several else []
+        cells += [format_time(found.step_time_s), between, f"{found.mfu:.1%}", format_bytes(found.memory_bytes)]
+        cells += [f"{found.cost_per_step:,.2f}"] if found.cost_per_step is not None else []
+        table.add_row(shown_plan(found.plan), *cells)
+    return table
+
+
+def shown_plan(fields: dict[str, Any]) -> str:
+    """The fields of a plan in one line, without those that change nothing.
+
+    >>> shown_plan({"tp": 8, "pp": 1, "schedule": "1f1b", "vpp": 1, "zero": 1, "recompute": "none"})
+    'tp=8 zero=1'
+    """
+    quiet = {"tp": 1, "pp": 1, "cp": 1, "vpp": 1, "zero": 0, "recompute": "none", "sequence_parallel": False}
+    shown = {name: value for name, value in fields.items() if quiet.get(name) != value}
+    if fields.get("pp", 1) == 1:
+        shown.pop("schedule", None)
+    words = {"sequence_parallel": "sp", "micro_batch": "mb"}
+    parts = (
+        words.get(name, name) if value is True else f"{words.get(name, name)}={value}" for name, value in shown.items()
+    )
+    return " ".join(parts) or "plain"

@@ -1,0 +1,123 @@
+"""``simpar sweep``: one job with some fields varied, as a table."""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simpar.errors import JobError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from simpar.search.sweep import Sweep
+
+EPILOG = """\
+[cyan]--vary plan.tp=1,2,4,8[/] takes these values, [cyan]--vary cluster.nic_gbps=200..800[/] doubles from 200 to 800, \
+[cyan]--vary plan.pp=1..8:1[/] adds 1. A field of a part (cluster.fabric.nic_gbps) may be named without it where only \
+one part has it. Several --vary make every combination; one that breaks a rule is a row with the reason.
+"""
+
+
+def sweep(  # noqa: PLR0917 - Typer reads its flags from the signature
+    job: Annotated[Path | None, typer.Argument(metavar="JOB.yaml", help="Job file.")] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Preset, config.json or mlp:784-500-10.")] = None,
+    cluster: Annotated[str | None, typer.Option("--cluster", "-c", help="Such as h100-sxm:64x8, or a preset.")] = None,
+    vary: Annotated[
+        list[str] | None, typer.Option("--vary", metavar="FIELD=VALUES", help="Values of a field; repeatable.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", "-s", metavar="FIELD=VALUE", help="Any field of the job; repeatable.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes; else one per core.")] = None,
+    dask: Annotated[str | None, typer.Option(metavar="tcp://…", help="Run on the workers of a Dask scheduler.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="OUT.jsonl", help="Stream every row to this file.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the file of --output.")] = False,
+    table: Annotated[
+        Path | None, typer.Option(metavar="OUT.csv", help="Write the rows: .csv, .parquet or .jsonl.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="OUT.html", help="Write a plot as a page.")] = None,
+    value: Annotated[str, typer.Option(metavar="COLUMN", help="What to plot.")] = "step_time_s",
+    json_: Annotated[bool, typer.Option("--json", help="Print the rows as JSON instead of a table.")] = False,
+) -> None:
+    """Simulate a job with every combination of values."""
+    from simpar.cli.jobfile import parse_change, read_draft  # noqa: PLC0415
+    from simpar.cli.search import executor_of, progress_bar  # noqa: PLC0415
+    from simpar.search.sweep import sweep as run  # noqa: PLC0415
+    from simpar.search.vary import parse_vary  # noqa: PLC0415
+
+    if not vary:
+        raise JobError("simpar sweep: nothing is varied; give --vary, such as --vary plan.tp=1,2,4,8")
+    if resume and output is None:
+        raise JobError("--resume: goes on with the file of --output; name it")
+    flags: list[tuple[tuple[str, ...], Any]] = []
+    flags += [(("model",), model)] if model is not None else []
+    flags += [(("cluster",), cluster)] if cluster is not None else []
+    draft = read_draft(job, [*flags, *map(parse_change, changes or ())])
+    values = dict(map(parse_vary, vary))
+    with executor_of(dask) as executor, progress_bar() as progress:
+        found = run(
+            draft.job(),
+            values,
+            executor=executor,
+            workers=workers,
+            output=output,
+            resume=resume,
+            progress=partial(progress, "rows"),
+        )
+    _write(found, table, plot, value)
+    if json_:
+        import json  # noqa: PLC0415
+
+        typer.echo(json.dumps(found.records(), indent=2, allow_nan=False))
+        return
+    from simpar.cli.app import _show  # noqa: PLC0415
+
+    _show(_table(found))
+
+
+def _write(found: "Sweep", table: Path | None, plot: Path | None, value: str) -> None:
+    if table is not None:
+        found.write(table)
+        typer.echo(f"wrote {table}", err=True)
+    if plot is not None:
+        from simpar.view.sweep_chart import write_sweep  # noqa: PLC0415
+
+        write_sweep(found.records(), found.varied, plot, value=value)
+        typer.echo(f"wrote {plot}", err=True)
+
+
+def _table(found: "Sweep") -> "RenderableType":
+    from rich import box  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    from simpar.search.interval import LEVEL  # noqa: PLC0415
+    from simpar.units import format_bytes, format_count, format_time  # noqa: PLC0415
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    priced = any("cost_per_step" in row for row in found.rows)
+    for head in (*found.varied, "step", f"{LEVEL:.0%} between", "MFU", "tokens/s", "bubble", "memory"):
+        table.add_column(head, justify="right")
+    if priced:
+        table.add_column("cost/step", justify="right")
+    table.add_column("")
+    for row in found.rows:
+        cells = [str(row[path]) for path in found.varied]
+        if "error" in row:
+            table.add_row(*cells, *[""] * (6 + priced), Text(row["error"], style="red"))
+            continue
+        cells += [
+            format_time(row["step_time_s"]),
+            f"{format_time(row['low_s'])} and {format_time(row['high_s'])}",
+            f"{row['mfu']:.1%}",
+            format_count(row["tokens_per_s"]),
+            f"{row['bubble_fraction']:.1%}",
+            format_bytes(row["memory_bytes"]),
+            *([f"{row['cost_per_step']:,.2f}"] if priced else []),
+        ]
+        table.add_row(*cells, "" if row["fits"] else Text("does not fit", style="red"))
+    return table

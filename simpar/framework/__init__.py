@@ -1,0 +1,1 @@
+"""Frameworks: what training software does that costs time, as descriptions with sources."""

@@ -1,0 +1,70 @@
+"""Ways of messages that begin or end at the host of a node."""
+
+from typing import NamedTuple
+
+from simpar.errors import ClusterError
+from simpar.hardware.cluster import Cluster
+from simpar.hardware.fabric import Network
+from simpar.hardware.uplinks import Link, Ways
+
+
+class HostWay(NamedTuple):
+    """The way of a message that begins or ends at a host.
+
+    Attributes:
+        latency_s: time of an empty message.
+        bytes_per_s: what one message alone can reach.
+        ways: link directions, with the share of the bytes on each.
+    """
+
+    latency_s: float
+    bytes_per_s: float
+    ways: Ways
+
+
+def host_way(network: Network, src: int, dst: int) -> HostWay:
+    """The way between two places of which at least one is a host: place ``gpus + n`` is the host of node n.
+
+    A GPU reaches the host of its own node by their link (``pcie``), which the GPUs of a switch share. Between nodes the
+    sender's NIC (a host's: all NICs of its node, in equal shares) and the receiver's are used.
+    """
+    cluster = network.cluster
+    gpus, local = cluster.gpus, cluster.gpus_per_node
+    nodes = [place - gpus if place >= gpus else place // local for place in (src, dst)]
+    if nodes[0] == nodes[1]:
+        host = cluster.host
+        if min(src, dst) >= gpus:
+            return HostWay(0.0, float("inf"), ())
+        gpu, way = (src, ">") if dst >= gpus else (dst, "<")
+        link = Link(f"pcie{gpu // host.gpus_per_link}{way}", host.link_bytes_per_s)
+        return HostWay(host.latency_s, host.link_bytes_per_s, ((link, 1.0),))
+    fabric = cluster.fabric
+    assert fabric is not None, "several nodes have a fabric"
+    ways: list[tuple[Link, float]] = []
+    rates = []
+    for end, place in enumerate((src, dst)):
+        members = [place] if place < gpus else range(nodes[end] * local, (nodes[end] + 1) * local)
+        links = [network.nic_links(gpu)[end] for gpu in members]
+        ways += [(link, 1 / len(links)) for link in links]
+        rates.append(sum(link.capacity_bytes_per_s for link in links))
+    ways[1:1] = _above_the_nics(network, nodes)
+    return HostWay(cluster.node_link.p2p_latency_s + fabric.p2p_latency_s, min(rates), tuple(ways))
+
+
+def _above_the_nics(network: Network, nodes: list[int]) -> Ways:
+    """Links between leaf switches, those of the first GPUs of both nodes."""
+    local = network.cluster.gpus_per_node
+    ends = (nodes[0] * local, nodes[1] * local)
+    return tuple(
+        (link, share) for link, share in network.spread(*ends) if link.name.startswith(("leaf", "group"))
+    )
+
+
+def require_plain(cluster: Cluster) -> None:
+    """Raises :class:`ClusterError` where hosts have no place in the network: on a custom graph or a torus."""
+    if cluster.graph is not None or cluster.node_link.axes is not None:
+        kind = "custom graph" if cluster.graph is not None else "torus"
+        raise ClusterError(
+            f"the hosts of a {kind} have no links of their own, so no server can run on them; "
+            "put the servers on workers"
+        )

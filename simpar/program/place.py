@@ -1,0 +1,85 @@
+"""Places a model's units on the virtual stages of a pipeline."""
+
+from simpar.errors import PlanError
+from simpar.model.layer import LayerKind
+from simpar.model.module import ModuleModel
+from simpar.model.transformer import Transformer
+from simpar.plan.layout import Layout, Model
+from simpar.plan.partition import partition
+from simpar.program.module import module_units
+from simpar.program.transformer import TransformerParts
+from simpar.program.unit import Chunk, Placed, Unit
+from simpar.schedule.schedule import Schedule
+
+
+def place(model: Model, layout: Layout, schedule: Schedule) -> tuple[tuple[Chunk, ...], tuple[int, ...]]:
+    """Units of every virtual stage, and the bytes that leave each one forward; as often as the schedule holds it."""
+    if isinstance(model, ModuleModel):
+        chunks, boundary_bytes = _place_module(model, layout, schedule.depth)
+    else:
+        # a rank that holds the first and the last stage needs a tied embedding once only
+        ends_meet = schedule.rank_of_stage[0] == schedule.rank_of_stage[-1]
+        chunks, boundary_bytes = _place_transformer(model, layout, schedule.depth, ends_meet=ends_meet)
+    return chunks * schedule.copies, boundary_bytes * schedule.copies
+
+
+def _place_module(model: ModuleModel, layout: Layout, stages: int) -> tuple[tuple[Chunk, ...], tuple[int, ...]]:
+    units = module_units(model, layout)
+    ranges = partition(len(units), stages, split=layout.layer_split)
+    chunks = tuple(tuple(Placed(units[i], i) for i in layers) for layers in ranges)
+    return chunks, tuple(model.layers[layers[-1]].output_bytes(layout.plan.micro_batch) for layers in ranges)
+
+
+def _place_transformer(
+    model: Transformer, layout: Layout, stages: int, *, ends_meet: bool
+) -> tuple[tuple[Chunk, ...], tuple[int, ...]]:
+    plan = layout.plan
+    parts = TransformerParts(model, layout)
+    embedding = parts.embedding().frozen() if plan.frozen_layers else parts.embedding()
+    head = parts.head(shares_embedding=model.tied_embeddings and ends_meet)
+    made: dict[tuple[LayerKind, str, bool], Unit] = {}
+
+    frozen = plan.frozen_layers or 0
+
+    def layer(index: int, recompute: str) -> Unit:
+        kind, is_frozen = model.layer_kind(index), index < frozen
+        key = (kind, recompute, is_frozen)
+        if key not in made:
+            unit = parts.layer(kind, recompute)
+            made[key] = unit.frozen() if is_frozen else unit
+        return made[key]
+
+    if layout.layer_split == "greedy":  # an embedding has no product, so it weighs nothing
+        first, last = 0.0, float(model.vocab * model.hidden)
+        costs = [float(model.layer_weights(model.layer_kind(index))) for index in range(model.layers)]
+    else:
+        units = [embedding, *(layer(index, plan.recompute) for index in range(model.layers)), head]
+        flop = {unit: max(_flop(unit), 1.0) for unit in dict.fromkeys(units)}
+        first, *costs, last = (flop[unit] for unit in units)
+    ranges = partition(
+        model.layers, stages, split=layout.layer_split, layer_cost=costs, first_cost=first, last_cost=last
+    )
+    if (plan.recompute_layers or 0) > max(map(len, ranges)):
+        raise PlanError(
+            f"recompute_layers {plan.recompute_layers} is more than the {max(map(len, ranges))} layers of the largest "
+            "stage; set recompute_layers lower or drop it to recompute all"
+        )
+    chunks = []
+    for stage, layers in enumerate(ranges):
+        placed = [Placed(layer(index, _recompute(layout, position)), index) for position, index in enumerate(layers)]
+        if stage == 0:
+            placed.insert(0, Placed(embedding, -1))
+        if stage == stages - 1:
+            placed.append(Placed(head, -1))
+        chunks.append(tuple(placed))
+    return tuple(chunks), (parts.boundary_bytes,) * stages
+
+
+def _recompute(layout: Layout, position: int) -> str:
+    plan = layout.plan
+    partial = plan.recompute == "full" and plan.recompute_layers is not None
+    return "none" if partial and position >= (plan.recompute_layers or 0) else plan.recompute
+
+
+def _flop(unit: Unit) -> float:
+    return unit.forward.work.flop + unit.backward.work.flop

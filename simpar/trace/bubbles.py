@@ -1,0 +1,181 @@
+"""Bubbles: the time in which a compute lane runs nothing, as spans of their own, each with its cause.
+
+A gap belongs to the communication that ended it (the predecessor of the operation behind it), as far as that
+communication ran meanwhile; this is how :mod:`simpar.trace.breakdown` counts. What is left is called by where it lies:
+before the rank's first backward (the pipeline fills), after its last forward (it drains), or in between (an operation
+waits for another stage). Inside an operation, a gap between its kernels belongs to the rank's collectives that run
+meanwhile, and else to the host, which has launched nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from simpar.trace.intervals import EMPTY, Intervals, intervals, split
+from simpar.trace.trace import KINDS, NONE, IntColumn, Spans, Trace
+
+BUBBLE_CAUSES = ("warm-up", "dependency", "cool-down", "exposed communication", "host")
+"""Why a compute lane idles; ``Bubbles.cause`` holds indices into this tuple."""
+
+MESSAGES = ("pp_forward", "pp_backward", "pp_forward_return", "pp_backward_return")
+"""Streams that carry messages between stages."""
+
+_WARM_UP, _DEPENDENCY, _COOL_DOWN, _EXPOSED, _HOST = range(len(BUBBLE_CAUSES))
+_COMPUTE = "compute"
+_P2P, _FORWARD, _BACKWARD = (KINDS.index(kind) for kind in ("p2p", "forward", "backward"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bubbles:
+    """Columns of equal length, one row per bubble, by lane and start.
+
+    Attributes:
+        start_ns: start on the integer clock.
+        duration_ns: length.
+        lane: compute lane, an index into ``Trace.lanes``.
+        cause: index into ``BUBBLE_CAUSES``.
+        awaited: lane of the communication that is exposed, or -1.
+        parent: row of the operation in ``Trace.spans`` inside which the gap lies, or -1.
+    """
+
+    start_ns: IntColumn
+    duration_ns: IntColumn
+    lane: IntColumn
+    cause: IntColumn
+    awaited: IntColumn
+    parent: IntColumn
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Bubbles of one lane and cause."""
+
+    pieces: Intervals
+    lane: int
+    cause: int
+    awaited: int = NONE
+    parent: IntColumn | None = None
+
+
+def bubbles(trace: Trace) -> Bubbles:
+    """Every gap between the operations of every compute lane, from 0 to the end of the step."""
+    return _columns([piece for lane in compute_lanes(trace) for piece in _between(trace, lane)])
+
+
+def inner_bubbles(trace: Trace, kernels: Spans) -> Bubbles:
+    """Every gap between the ``kernels`` of an operation, for operations that have any."""
+    return _columns([piece for lane in compute_lanes(trace) for piece in _inside(trace, kernels, lane)])
+
+
+def compute_lanes(trace: Trace) -> list[int]:
+    """Lanes that compute, and do so at least once."""
+    used = set(np.unique(trace.spans.lane).tolist())
+    return [i for i, lane in enumerate(trace.lanes) if lane.stream == _COMPUTE and i in used]
+
+
+def lane_gaps(start: IntColumn, end: IntColumn, step_ns: int) -> Intervals:
+    """When a lane is idle: a row before each of its spans, and one behind the last; spans are ordered."""
+    edges = np.concatenate([[0], np.stack([start, end], axis=1).ravel(), [step_ns]])
+    return edges.reshape(-1, 2)
+
+
+def _between(trace: Trace, compute: int) -> Iterator[_Piece]:
+    spans = trace.spans
+    rows = np.flatnonzero(spans.lane == compute)
+    gaps = lane_gaps(spans.start_ns[rows], np.maximum.accumulate(spans.end_ns[rows]), trace.step_ns)
+    cause = np.append(spans.predecessor[rows], NONE)
+    causing_lane = np.where(cause == NONE, NONE, spans.lane[cause])
+    is_message = (cause != NONE) & (spans.kind[cause] == _P2P)
+    left = []
+    if is_message.any():
+        messages = np.unique(cause[is_message])
+        arriving = intervals(spans.start_ns[messages], spans.end_ns[messages])
+        exposed, rest = _share(_positive(gaps[is_message]), arriving)
+        yield _Piece(exposed, compute, _EXPOSED, int(spans.lane[messages[0]]))
+        left.append(rest)
+    unknown = cause == NONE
+    if len(rows) and unknown[0] and (spans.predecessor != NONE).any():  # nothing else can have held the first one up
+        yield _Piece(_positive(gaps[:1]), compute, _HOST)
+        unknown[0] = False
+    idle = _positive(gaps[unknown])
+    for index, lane in enumerate(trace.lanes):
+        mine = np.flatnonzero(spans.lane == index)
+        if lane.rank != trace.lanes[compute].rank or index == compute or not len(mine):
+            continue
+        busy = intervals(spans.start_ns[mine], spans.end_ns[mine])
+        ended_by = (causing_lane == index) & ~is_message
+        exposed, rest = _share(_positive(gaps[ended_by]), busy)
+        left.append(rest)
+        yield _Piece(exposed, compute, _EXPOSED, index)
+        if lane.stream not in MESSAGES:
+            exposed, idle = _share(idle, busy)
+            yield _Piece(exposed, compute, _EXPOSED, index)
+    elsewhere = np.array([lane.rank != trace.lanes[compute].rank for lane in trace.lanes])
+    foreign = (cause != NONE) & ~is_message & (elsewhere[causing_lane] | (causing_lane == compute))
+    left += [idle, _positive(gaps[foreign])]
+    yield from _by_place(spans, rows, compute, np.concatenate(left))
+
+
+def _by_place(spans: Spans, rows: IntColumn, compute: int, idle: Intervals) -> Iterator[_Piece]:
+    """What is left of the gaps, by whether the pipeline fills, runs or drains."""
+    forward, backward = rows[spans.kind[rows] == _FORWARD], rows[spans.kind[rows] == _BACKWARD]
+    filled = int(spans.start_ns[backward].min()) if len(backward) else 0
+    drains = int(spans.end_ns[forward].max()) if len(forward) else 0
+    fills = idle[:, 0] < filled
+    draining = ~fills & (idle[:, 0] >= drains) & bool(len(forward))
+    yield _Piece(idle[fills], compute, _WARM_UP)
+    yield _Piece(idle[draining], compute, _COOL_DOWN)
+    yield _Piece(idle[~fills & ~draining], compute, _DEPENDENCY)
+
+
+def _inside(trace: Trace, kernels: Spans, compute: int) -> Iterator[_Piece]:
+    spans = trace.spans
+    mine = np.flatnonzero((kernels.lane == compute) & (kernels.parent >= 0))
+    operations = np.unique(kernels.parent[mine])
+    operations = operations[spans.lane[operations] == compute]
+    if not len(operations):
+        return
+    busy = intervals(kernels.start_ns[mine], kernels.end_ns[mine])
+    whole = np.stack([spans.start_ns[operations], spans.end_ns[operations]], axis=1)
+    order = np.argsort(whole[:, 0], kind="stable")
+    idle, of, running = split(whole[order], busy)
+    idle, parent = idle[~running], operations[order][of[~running]]
+    for index, lane in enumerate(trace.lanes):
+        theirs = np.flatnonzero(kernels.lane == index)
+        if lane.rank == trace.lanes[compute].rank and index != compute and len(theirs):
+            pieces, gap, waited = split(idle, intervals(kernels.start_ns[theirs], kernels.end_ns[theirs]))
+            yield _Piece(pieces[waited], compute, _EXPOSED, index, parent[gap[waited]])
+            idle, parent = pieces[~waited], parent[gap[~waited]]
+    yield _Piece(idle, compute, _HOST, NONE, parent)
+
+
+def _positive(gaps: Intervals) -> Intervals:
+    return gaps[gaps[:, 1] > gaps[:, 0]]
+
+
+def _share(gaps: Intervals, busy: Intervals) -> tuple[Intervals, Intervals]:
+    """The parts of ``gaps`` in which ``busy`` is, and the others."""
+    if not len(gaps):
+        return EMPTY, EMPTY
+    pieces, _, inside = split(gaps, busy)
+    return pieces[inside], pieces[~inside]
+
+
+def _columns(pieces: list[_Piece]) -> Bubbles:
+    sizes = [len(piece.pieces) for piece in pieces]
+    edges = np.concatenate([EMPTY, *(piece.pieces for piece in pieces)])
+    parents = [np.full(len(p.pieces), NONE, np.int64) if p.parent is None else p.parent for p in pieces]
+    lane = np.repeat([piece.lane for piece in pieces], sizes).astype(np.int64)
+    order = np.lexsort((edges[:, 0], lane))
+    return Bubbles(
+        start_ns=edges[order, 0],
+        duration_ns=(edges[:, 1] - edges[:, 0])[order],
+        lane=lane[order],
+        cause=np.repeat([piece.cause for piece in pieces], sizes).astype(np.int64)[order],
+        awaited=np.repeat([piece.awaited for piece in pieces], sizes).astype(np.int64)[order],
+        parent=np.concatenate([np.zeros(0, np.int64), *parents])[order],
+    )

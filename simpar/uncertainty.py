@@ -1,0 +1,228 @@
+"""How far off a predicted step may be, by what the descriptions say of their own errors.
+
+The one place where the model's uncertainty lives. The step is a sum of seconds by class of cost
+(:func:`simpar.sensitivity.parameters.cost_classes`), read off its critical path; each class is off by a log-normal
+factor:
+
+    T = T0 + Σ S_c (exp(σ_c z_c) - 1),  z_c standard normal,
+
+with σ from the errors that the device's and the links' fits state. Kernels of one class err the same way, so their
+errors add up; classes are independent; what all kernels of a machine share is its ``level``, a factor of its own on
+top. Since z belongs to a class on a device or link, and not to a job, two jobs on the same machine err together.
+
+Not in it: another path that becomes critical when costs shift (hidden communication that would show), what the model
+leaves out, and whatever the fits' errors do not cover. So intervals are what the parameters' errors imply, at the
+least.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import NormalDist
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from simpar.cost.collective import CollectiveError, collective_error
+from simpar.cost.kernel import kernel_error, kernel_s, unfused_attention
+from simpar.hardware.cluster import Cluster
+from simpar.hardware.device import Device
+from simpar.model.work import Attention, Gemm, GroupedGemm, Kernel, MemoryBound
+from simpar.program.ir import Launch, Operation
+from simpar.result import Result
+from simpar.sensitivity.parameters import ATTENTION_BACKWARD, INTERFERENCE, cost_classes
+from simpar.sensitivity.step import Dependence, class_seconds
+from simpar.units import KIB, MIB
+
+_MEDIAN, _P90 = 0.6745, 1.6449  # of |z|
+_ASSUMED = 0.25  # relative standard deviation where nothing states one, as for kernels without error statistics
+_SAMPLES = 20_000
+_KERNELS = ("gemm", "attention", "memory_bound")
+LEVEL = "level"
+
+Seconds = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One source of uncertainty.
+
+    Attributes:
+        name: class of cost, such as ``gemm.bf16`` or ``network.bandwidth``.
+        key: of what it is a property; sources of equal key err together.
+        seconds: of the step that scale with it.
+        error: relative standard deviation, in log space.
+        of_level: whether the machine's level scales it as well.
+    """
+
+    name: str
+    key: str
+    seconds: float
+    error: float
+    of_level: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The uncertainty of one step.
+
+    Attributes:
+        step_s: the prediction.
+        sources: what it is uncertain by.
+        level: what all kernels of the machine share; its ``seconds`` are theirs.
+    """
+
+    step_s: float
+    sources: tuple[Source, ...]
+    level: Source
+
+    def samples(self, n: int, seed: int = 0) -> Seconds:
+        """``n`` possible step times in seconds; equal seeds give the same machines to every spread."""
+        level = self.level.error * _normal(self.level.key, n, seed)
+        total = np.full(n, self.step_s)
+        for source in self.sources:
+            shift = source.error * _normal(source.key, n, seed)
+            total += source.seconds * np.expm1(shift + level if source.of_level else shift)
+        return total
+
+    def interval(self, level: float = 0.8) -> tuple[float, float]:
+        """Bounds in seconds between which ``level`` of the possible step times lie, as many below as above.
+
+        Raises:
+            ValueError: ``level`` is not between 0 and 1.
+        """
+        if not 0 < level < 1:
+            raise ValueError(f"level={level:g} must lie between 0 and 1; give a share such as 0.8")
+        low, high = np.quantile(self.samples(_SAMPLES), ((1 - level) / 2, (1 + level) / 2))
+        return float(low), float(high)
+
+    @property
+    def relative(self) -> float:
+        """Relative standard deviation of the step, to first order."""
+        own = sum((source.seconds * source.error) ** 2 for source in self.sources)
+        return math.sqrt(own + (self.level.seconds * self.level.error) ** 2) / self.step_s if self.step_s else 0.0
+
+
+def samples(result: Result, n: int, seed: int = 0) -> Seconds:
+    """``n`` possible step times of a result in seconds; two results with one seed are drawn on the same machines."""
+    return result.uncertainty.samples(n, seed)
+
+
+def interval(result: Result, level: float = 0.8) -> tuple[float, float]:
+    """Bounds of the step time in seconds that hold with probability ``level``.
+
+    Where whole steps of the framework were measured, from how far these lay off (which the errors of kernels and links
+    are part of), widened by the device's level where the device itself was not measured; else from :class:`Spread`.
+
+    Raises:
+        ValueError: ``level`` is not between 0 and 1.
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level={level:g} must lie between 0 and 1; give a share such as 0.8")
+    residual, device = result.layout.framework.residual_80, result.job.cluster.device
+    if residual is None:
+        return result.uncertainty.interval(level)
+    sd = residual / NormalDist().inv_cdf(0.9)
+    if device.fit_from is not None:
+        sd = math.hypot(sd, _sigma(device.errors.get(LEVEL, 0.0), device.errors.get(f"{LEVEL}.p90", 0.0)))
+    factor = math.exp(sd * NormalDist().inv_cdf((1 + level) / 2))
+    return result.step_time_s / factor, result.step_time_s * factor
+
+
+def spread(result: Result) -> Spread:
+    """The uncertainty of a result, from its critical path and the errors of the fits behind it.
+
+    Args:
+        result: of :func:`simpar.simulation.simulate`. ``result.uncertainty`` keeps the answer.
+    """
+    dependence = Dependence(result)
+    cluster, device = result.job.cluster, result.job.cluster.device
+    errors = _kernel_errors(dependence, device)
+    dtypes = {name.removeprefix("gemm.") for name in errors if name.startswith("gemm.")}
+    seconds = class_seconds(dependence, cost_classes(device, dtypes))
+    seconds["attention"] -= seconds[ATTENTION_BACKWARD]  # a source of its own
+    errors.update(_link_errors(cluster))
+    errors["launch"] = errors["interference"] = _ASSUMED
+    seconds["interference"] = dependence.seconds(INTERFERENCE)
+    keys = _keys(cluster)
+    sources = tuple(
+        Source(
+            name=name,
+            key=f"{keys.get(name.partition('.')[0], device.name)}/{name}",
+            seconds=spent,
+            error=errors.get(name, 0.0),
+            of_level=name.startswith(_KERNELS),
+        )
+        for name, spent in seconds.items()
+        if spent
+    )
+    of_level = sum(source.seconds for source in sources if source.of_level)
+    error = _sigma(device.errors.get(LEVEL, 0.0), device.errors.get(f"{LEVEL}.p90", 0.0))
+    return Spread(
+        result.step_time_s, sources, Source(name=LEVEL, key=f"{device.name}/{LEVEL}", seconds=of_level, error=error)
+    )
+
+
+def _normal(key: str, n: int, seed: int) -> Seconds:
+    return np.random.default_rng([seed, crc32(key.encode())]).standard_normal(n)
+
+
+def _sigma(median: float, p90: float) -> float:
+    """The wider of the normal distributions that a median and a 90th percentile of |error| imply."""
+    return max(median / _MEDIAN, p90 / _P90)
+
+
+def _keys(cluster: Cluster) -> dict[str, str]:
+    link, fabric = cluster.node_link, cluster.fabric
+    return {
+        "node_link": f"node link {link.about or link.kind}",
+        "network": f"network {fabric.about or 'without a name'}" if fabric is not None else "no network",
+    }
+
+
+def _link_errors(cluster: Cluster) -> dict[str, float]:
+    """Bandwidths by the errors of large collectives, latencies by those of all sizes."""
+
+    def both(name: str, size: int, nodes: int) -> Iterator[tuple[str, float]]:
+        for term, nbytes in (("bandwidth", MIB), ("latency", KIB)):
+            error: CollectiveError = collective_error(nbytes, size, nodes, cluster)
+            yield f"{name}.{term}", _sigma(error.median, error.p90)
+
+    inside = dict(both("node_link", cluster.gpus_per_node, 1))
+    return {**inside, **dict(both("network", cluster.gpus, cluster.nodes))} if cluster.nodes > 1 else inside
+
+
+def _kernel_errors(dependence: Dependence, device: Device) -> dict[str, float]:
+    """Relative error of each class of kernels, as the mean over the time of those that the step depends on."""
+    weights = dependence.weights
+    spent: defaultdict[str, float] = defaultdict(float)
+    wrong: defaultdict[str, float] = defaultdict(float)
+    placed = [*weights.device.items(), *weights.hosted.items()]
+    kernels = [(k, weight) for on, weight in placed for k in _kernels(on.operation)]
+    kernels += [(kernel, weight) for (kernel, _), weight in weights.kernels.items()]
+    for whole, weight in kernels:
+        for kernel in _parts(whole):
+            time = kernel_s(kernel, device) * abs(weight)
+            spent[_class(kernel)] += time
+            wrong[_class(kernel)] += time * kernel_error(kernel, device)
+    return {name: wrong[name] / time if time else 0.0 for name, time in spent.items()}
+
+
+def _kernels(operation: Operation) -> Iterator[Kernel]:
+    return (i.kernel for block in operation.blocks for i in block.body if isinstance(i, Launch))
+
+
+def _parts(kernel: Kernel) -> tuple[Kernel, ...]:
+    if isinstance(kernel, Attention) and kernel.kernel == "unfused":
+        return unfused_attention(kernel)
+    return (kernel,)
+
+
+def _class(kernel: Kernel) -> str:
+    if isinstance(kernel, (Gemm, GroupedGemm)):
+        return f"gemm.{kernel.dtype}"
+    if isinstance(kernel, MemoryBound):
+        return f"memory_bound.{kernel.memory_class}"
+    return ATTENTION_BACKWARD if kernel.backward else "attention"

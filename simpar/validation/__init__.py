@@ -1,0 +1,1 @@
+"""Measured runs beside their predictions: reads tables, predicts rows with the ordinary engine, reports the error."""

@@ -1,0 +1,179 @@
+"""From a measured run to the job that describes it, and what had to be assumed on the way."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from simpar.errors import FrameworkError
+from simpar.framework.framework import Framework, framework
+from simpar.hardware.cluster import Cluster
+from simpar.hardware.device import device
+from simpar.job import Job
+from simpar.model.transformer import Transformer
+from simpar.plan.plan import Overlap, Plan
+from simpar.validation.runs import Run
+
+_UNKNOWN_FRAMEWORK = "megatron-core"
+
+
+class Described(NamedTuple):
+    """A job, and in words what the run's source did not say."""
+
+    job: Job
+    assumptions: tuple[str, ...]
+
+
+def describe(run: Run, software: Framework | None = None) -> Described:
+    """The job of a run; ``software`` stands in for the framework that the row names.
+
+    Raises:
+        SimparError: a job cannot describe it; the message says why.
+    """
+    notes: list[str] = []
+    software = software or _framework(run, notes)
+    cluster = _cluster(run, notes)
+    job = Job(model=_model(run, software), cluster=cluster, plan=_plan(run, software, cluster, notes))
+    return Described(job, tuple(notes))
+
+
+def _framework(run: Run, notes: list[str]) -> Framework:
+    try:
+        return framework(run.framework)
+    except FrameworkError:
+        notes.append(f"framework '{run.framework}' is not described: taken as {_UNKNOWN_FRAMEWORK}")
+        return framework(_UNKNOWN_FRAMEWORK)
+
+
+def _cluster(run: Run, notes: list[str]) -> Cluster:
+    local = next(n for n in range(min(run.gpus_per_node, run.num_gpus), 0, -1) if run.num_gpus % n == 0)
+    if local != min(run.gpus_per_node, run.num_gpus):
+        notes.append(f"{run.num_gpus} GPUs do not fill nodes of {run.gpus_per_node}: taken as nodes of {local}")
+    fields: dict[str, Any] = {"device": run.gpu, "nodes": run.num_gpus // local, "gpus_per_node": local}
+    if fields["nodes"] > 1:
+        fields["fabric"] = _fabric(run, local, notes)
+    return Cluster.model_validate(fields)
+
+
+def _fabric(run: Run, local: int, notes: list[str]) -> Mapping[str, Any]:
+    """The catalog's fabric of that kind, at the rate that the row states."""
+    kind, gbps = run.fabric.lower(), run.nic_gbps_per_gpu
+    name = device(run.gpu).name
+    if "efa" in kind:
+        base = "efa-p4de" if name.startswith("a100") else "efa-p6" if name.startswith("b") else "efa-p5"
+    elif "roce" in kind:
+        base = "roce200"
+    elif "tcpx" in kind:
+        base = "tcpxo-a3mega"
+    elif "slingshot" in kind:
+        base = "slingshot11-polaris"
+    elif "ethernet" in kind and (gbps or 25) < 50:
+        base = "ethernet25"
+    elif "omni" in kind or "opa" in kind:
+        base = "edr100"
+    else:
+        base = "ndr400" if gbps is None or gbps > 200 else "hdr200"
+        if "infiniband" not in kind:
+            notes.append(f"fabric '{run.fabric}' is not in the catalog: taken as {base}")
+    if gbps is None:
+        notes.append(f"the source does not state the network's rate: taken as that of {base}")
+        return {"base": base}
+    return {"base": base, "nic_gbps": gbps, "nics_per_node": local}
+
+
+def _model(run: Run, software: Framework) -> Transformer:
+    """Gated models in the style of Llama, others in that of GPT."""
+    fields: dict[str, Any] = {
+        "name": run.model,
+        "layers": run.layers,
+        "hidden": run.hidden,
+        "heads": run.heads,
+        "kv_heads": run.kv_heads,
+        "head_dim": run.head_dim,
+        "ffn_hidden": run.ffn_hidden,
+        "gated_mlp": run.gated_mlp,
+        "vocab": run.vocab,
+        "tied_embeddings": run.tied_embeddings,
+    }
+    if not run.gated_mlp:
+        fields |= {
+            "position": "learned",
+            "max_positions": run.seq_len,
+            "norm": "layernorm",
+            "qkv_bias": True,
+            "out_bias": True,
+            "mlp_bias": True,
+            "dropout": software.trains_with_dropout,
+        }
+    if run.experts is not None:
+        fields["moe"] = _experts(run)
+    return Transformer(**fields)
+
+
+def _experts(run: Run) -> Mapping[str, Any]:
+    """Every n-th layer has experts where they are a whole fraction 1/n, else all behind the first dense ones."""
+    share = run.moe_layer_fraction or 1.0
+    every = round(1.0 / share)
+    is_periodic = abs(every * share - 1.0) < 1e-6
+    return {
+        "experts": run.experts,
+        "top_k": run.top_k or 1,
+        "ffn_hidden": run.moe_ffn_hidden or run.ffn_hidden,
+        "shared_ffn_hidden": run.shared_expert_ffn or 0,
+        "pattern": "D" * (every - 1) + "E" if is_periodic else "E",
+        "first_dense": 0 if is_periodic else round(run.layers * (1.0 - share)),
+    }
+
+
+def _plan(run: Run, software: Framework, cluster: Cluster, notes: list[str]) -> Plan:
+    interleaved = run.vpp > 1 and run.pp > 1
+    fields: dict[str, Any] = {
+        "framework": software,
+        "compile": bool(run.compiled),
+        "tp": run.tp,
+        "pp": run.pp,
+        "cp": run.cp,
+        "ep": run.ep,
+        "etp": run.etp if run.experts is not None else None,
+        "dp": run.dp,
+        "vpp": run.vpp if interleaved else 1,
+        "schedule": "interleaved" if interleaved else "1f1b",
+        "zero": run.zero,
+        "sequence_parallel": bool(run.sequence_parallel) and run.tp > 1,
+        "global_batch": run.global_batch,
+        "grad_accum": run.grad_accum,
+        "micro_batch": _micro_batch(run, notes),
+        "seq_len": run.seq_len,
+        "precision": run.precision,
+        "recompute": run.recompute or "none",
+        "attention": _attention(run, cluster, notes),
+        "overlap": Overlap(tp="pipelined" if run.tp_overlap else None),
+    }
+    if run.recompute is None:
+        notes.append("the source does not say what is recomputed: taken as none")
+    if run.grad_bytes:
+        fields["grad_dtype"] = "fp32" if run.grad_bytes == 4 else "fp16" if run.precision == "fp16" else "bf16"
+    if run.zero and run.fsdp_shard and run.dp and run.fsdp_shard < run.dp * run.cp:
+        fields["dp_shard"] = run.fsdp_shard
+    if run.zero == 3 and run.reshard_after_forward is not None:
+        fields["reshard_after_forward"] = run.reshard_after_forward
+    if run.recompute == "full" and run.recompute_fraction is not None and run.recompute_fraction < 1:
+        layers = run.layers / (run.pp * fields["vpp"])
+        fields["recompute_layers"] = max(1, round(run.recompute_fraction * layers))
+    return Plan(**fields)
+
+
+def _micro_batch(run: Run, notes: list[str]) -> int:
+    if run.micro_batch is not None:
+        return run.micro_batch
+    if run.global_batch and run.dp and run.grad_accum:
+        return max(1, run.global_batch // (run.dp * run.grad_accum))
+    notes.append("the source does not state the micro-batch: taken as 1")
+    return 1
+
+
+def _attention(run: Run, cluster: Cluster, notes: list[str]) -> str:
+    if run.attention is None:
+        return "auto"
+    if run.attention != "unfused" and run.attention not in cluster.device.attention_kernel_speed:
+        notes.append(f"attention '{run.attention}' does not run on {cluster.device.name}: taken as its newest kernel")
+        return "auto"
+    return run.attention

@@ -1,0 +1,135 @@
+"""What bounds a step, and how two steps differ, as figures."""
+
+from collections.abc import Sequence
+from html import escape
+from textwrap import wrap
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from simpar.units import format_time
+from simpar.view.palette import Palette, palette
+from simpar.whatif.comparison import Comparison
+from simpar.whatif.explanation import Explanation
+
+_BAR_PX, _HEAD_PX, _LINE_PX, _WORDS = 26, 96, 19, 150
+_NOTABLE = 1e-3  # share of the step below which a bar would not be seen
+
+
+def explanation_figure(found: Explanation, *, dark: bool = False) -> go.Figure:
+    """Three panels: the critical path by kind of work, the most that each resource could give, and the elasticities."""
+    colours, step_s = palette(dark), found.result.step_time_s or 1.0
+    path = [(name, spent * 1e-9) for name, spent in found.path_ns.items() if spent * 1e-9 > _NOTABLE * step_s]
+    rooms = [(room.resource, room.gain_s) for room in found.headroom if room.gain_s > _NOTABLE * step_s]
+    steep = sorted(found.sensitivities, key=lambda s: -s.seconds)
+    slopes = [(s.parameter.label, s.share) for s in steep if s.share > _NOTABLE]
+    figure = make_subplots(
+        rows=2,
+        cols=2,
+        specs=[[{"rowspan": 2}, {}], [None, {}]],
+        subplot_titles=(
+            "critical path by kind of work",
+            "step time saved if it cost no time at all",
+            "% of step time per % of the parameter",
+        ),
+        row_heights=[max(len(rooms), 1), max(len(slopes), 1)],
+        horizontal_spacing=0.2,
+        vertical_spacing=0.16,
+    )
+    timed = [f"{format_time(spent)} · {spent / step_s:.1%}" for _, spent in path]
+    _bars(figure, path, timed, colours.kinds["forward"], row=1, col=1)
+    _bars(
+        figure,
+        rooms,
+        [f"−{gain / step_s:.1%} → {format_time(step_s - gain)}" for _, gain in rooms],
+        colours.kinds["optimizer"],
+        row=1,
+        col=2,
+    )
+    _bars(figure, slopes, [f"{share:.2f}" for _, share in slopes], colours.kinds["backward"], row=2, col=2)
+    rows = max(len(path), len(rooms) + len(slopes) + 3)
+    return _finished(figure, found.result.title, found.words, colours, rows * _BAR_PX)
+
+
+def comparison_figure(found: Comparison, *, dark: bool = False) -> go.Figure:
+    """A waterfall from the step time of A to that of B, by kind of work."""
+    colours = palette(dark)
+    largest = max(found.a.step_time_s, found.b.step_time_s) or 1.0
+    moved = [p for p in found.parts if abs(p.difference_ns) * 1e-9 > _NOTABLE * largest]
+    rest = found.difference_ns - sum(p.difference_ns for p in moved)
+    steps = [(p.name, p.difference_ns) for p in moved] + ([("all else", rest)] if rest else [])
+    names = ["A", *(name for name, _ in steps), "B"]
+    values = [found.a.step_time_s, *(difference * 1e-9 for _, difference in steps), 0.0]
+    texts = [
+        format_time(found.a.step_time_s),
+        *(f"{'+' if d > 0 else '−'}{format_time(abs(d) * 1e-9)}" for _, d in steps),
+        format_time(found.b.step_time_s),
+    ]
+    figure = go.Figure(
+        go.Waterfall(
+            x=names,
+            y=values,
+            measure=["absolute", *["relative"] * len(steps), "total"],
+            text=texts,
+            textposition="outside",
+            hovertemplate="%{x}: %{text}<extra></extra>",
+            totals={"marker": {"color": colours.kinds["forward"]}},
+            increasing={"marker": {"color": colours.kinds["backward"]}},
+            decreasing={"marker": {"color": colours.kinds["p2p"]}},
+            connector={"line": {"color": colours.line}},
+            cliponaxis=False,
+        )
+    )
+    figure.update_yaxes(title="step time, s", rangemode="tozero", gridcolor=colours.line)
+    return _finished(figure, f"A: {found.a.title}<br>B: {found.b.title}", found.words, colours, 420, lines=1)
+
+
+def _bars(
+    figure: go.Figure, values: Sequence[tuple[str, float]], texts: Sequence[str], colour: str, *, row: int, col: int
+) -> None:
+    figure.add_bar(
+        orientation="h",
+        y=[name for name, _ in values],
+        x=[value for _, value in values],
+        text=list(texts),
+        textposition="outside",
+        cliponaxis=False,
+        marker={"color": colour},
+        hovertemplate="%{y}: %{text}<extra></extra>",
+        showlegend=False,
+        row=row,
+        col=col,
+    )
+    most = max((value for _, value in values), default=1.0)
+    figure.update_xaxes(range=[0, most * 1.45], visible=False, row=row, col=col)
+    figure.update_yaxes(autorange="reversed", row=row, col=col)
+
+
+def _finished(
+    figure: go.Figure, title: str, words: Sequence[str], colours: Palette, height: int, *, lines: int = 0
+) -> go.Figure:
+    """Title and words above the plot."""
+    said = [line for sentence in words for line in wrap(sentence, _WORDS)]
+    top = _HEAD_PX + _LINE_PX * (len(said) + lines)
+    heading = "<br>".join(escape(part) for part in title.split("<br>"))
+    text = "<br>".join(escape(line) for line in said)
+    figure.update_layout(
+        template=colours.template,
+        paper_bgcolor=colours.surface,
+        plot_bgcolor=colours.surface,
+        font={"color": colours.text, "family": "system-ui, sans-serif", "size": 13},
+        title={
+            "text": f"<b>{heading}</b><br><span style='font-size:13px;color:{colours.faint}'>{text}</span>",
+            "x": 0.02,
+            "y": 1.0,
+            "yref": "container",
+            "yanchor": "top",
+            "pad": {"t": 16},
+            "font": {"size": 16},
+        },
+        margin={"l": 40, "r": 40, "t": top, "b": 50},
+        height=top + height + 50,
+    )
+    figure.update_xaxes(showgrid=False, automargin=True)
+    figure.update_yaxes(automargin=True)
+    return figure

@@ -1,0 +1,111 @@
+"""``simpar search`` and ``simpar sweep`` as a user runs them."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from simpar import simulate
+from simpar.cli import main
+
+JOB = "model: gpt2\ncluster: h100-sxm:1x4\nplan:\n  tp: 4\n  global_batch: 16\n  seq_len: 512\n"
+FEW = ("--choose", "micro_batch=1", "--choose", "recompute=none", "--choose", "zero=0,1", "--choose", "vpp=1")
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text(JOB, encoding="utf-8")
+
+    def run(*words: str) -> Said:
+        code = main(words)
+        printed = capsys.readouterr()
+        return Said(code, printed.out, printed.err)
+
+    return run
+
+
+def test_a_search_reports_counts_groups_and_front(said: Any) -> None:
+    code, out, err = said("search", "job.yaml", *FEW, "--top", "3", "--workers", "1")
+    assert (code, err) == (0, "")
+    assert "gpt2 on 4 h100-sxm, 16 samples a step" in out
+    assert "valid plans:" in out
+    assert "3 plans that the errors of the model cannot tell apart" in out
+    assert "Not beaten in time, memory" in out
+
+
+def test_its_best_is_that_of_the_job_with_other_degrees(said: Any) -> None:
+    code, out, _ = said("search", "job.yaml", *FEW, "--json", "--workers", "1", "--top", "1")
+    assert code == 0
+    found = json.loads(out)
+    best = found["groups"][0][0]
+    plan = {name: best[name] for name in ("tp", "pp", "zero", "micro_batch", "sequence_parallel")}
+    result = simulate(
+        {"model": "gpt2", "cluster": "h100-sxm:1x4", "plan": {**plan, "global_batch": 16, "seq_len": 512}}
+    )
+    assert best["step_time_s"] == result.step_time_s
+    assert best["tp"] != 4  # the file's degree was searched, not kept
+
+
+def test_a_search_by_flags_streams_to_a_file_and_goes_on(said: Any) -> None:
+    words = ("search", "-m", "gpt2", "-c", "h100-sxm:2", "--global-batch", "8", "--seq-len", "256", *FEW)
+    out_file = ("--workers", "1", "-o", "found.jsonl")
+    assert said(*words, *out_file, "--table", "found.csv").code == 0
+    lines = Path("found.jsonl").read_text().splitlines()
+    assert len(Path("found.csv").read_text().splitlines()) == len(lines)
+    assert "exists already; resume it (--resume)" in said(*words, *out_file).err
+    code, out, _ = said(*words, *out_file, "--resume")
+    assert code == 0
+    assert "of them before" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("search",), "give a job file, or --model and --cluster"),
+        (("search", "-m", "gpt2", "-c", "h100-sxm:2"), "give --global-batch"),
+        (("search", "job.yaml", "--choose", "tpp=1"), "'tpp' is not a field of a plan; did you mean 'tp'"),
+        (("search", "job.yaml", "--choose", "tp"), "--choose 'tp': is not a field and its values"),
+        (("search", "job.yaml", "--resume"), "--resume: goes on with the file of --output"),
+        (("sweep", "job.yaml"), "nothing is varied"),
+        (("sweep", "job.yaml", "--vary", "plan.tpp=1"), "there is no field 'tpp'"),
+        (("sweep", "job.yaml", "--vary", "plan.tp=1", "--resume"), "--resume: goes on with the file of --output"),
+        (("sweep", "job.yaml", "--vary", "plan.tp=1", "--workers", "1", "--table", "a.xls"), "is no format of a table"),
+        (
+            ("sweep", "job.yaml", "--vary", "plan.tp=1", "--workers", "1", "--plot", "a.html", "--value", "speed"),
+            "no row",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(said: Any, words: tuple[str, ...], message: str) -> None:
+    code, _, err = said(*words)
+    assert code == 2
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_sweep_prints_a_row_for_each_combination(said: Any) -> None:
+    code, out, err = said(
+        "sweep", "job.yaml", "--vary", "plan.tp=1,2,3", "--vary", "plan.micro_batch=1..4", "--workers", "1"
+    )
+    assert (code, err) == (0, "")
+    rows = [line for line in out.splitlines() if line.strip()[:1].isdigit()]
+    assert len(rows) == 9
+    assert sum("tp 3" in row for row in rows) == 3
+
+
+def test_a_sweep_writes_tables_and_a_plot(said: Any) -> None:
+    words = ("sweep", "job.yaml", "--vary", "plan.tp=1,2", "--vary", "plan.zero=0,1", "--workers", "1", "--json")
+    code, out, err = said(*words, "--table", "rows.csv", "--plot", "rows.html")
+    assert code == 0
+    assert [row["plan.tp"] for row in json.loads(out)] == [1, 1, 2, 2]
+    assert err.splitlines() == ["wrote rows.csv", "wrote rows.html"]
+    assert len(Path("rows.csv").read_text().splitlines()) == 5
+    assert Path("rows.html").read_text().startswith("<!doctype html>")

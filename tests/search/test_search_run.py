@@ -1,0 +1,165 @@
+"""The search: the best of all, exactly; what it reports; and that nothing is lost on the way."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import simpar
+from simpar.errors import JobError, PlanError
+from simpar.search.found import Found, group, pareto
+from simpar.search.run import search
+
+FIELDS = {"global_batch": 16, "seq_len": 512, "workers": 1}
+CHOICES = {"micro_batch": [1, 2], "recompute": ["none", "full"], "zero": [0, 1, 3], "pp": [1, 2], "vpp": [1, 3]}
+
+
+def small(**changes):
+    return search("gpt2", "h100-sxm:4", **{**FIELDS, "choices": CHOICES, "top": 3, **changes})
+
+
+@pytest.fixture(scope="module")
+def everything():
+    return small(prune=False)
+
+
+def test_the_best_is_the_best_of_the_exhaustive_run(everything):
+    found = small()
+    assert found.counts.pruned > 0
+    assert everything.counts.pruned == 0
+    assert found.counts.valid == everything.counts.valid
+    assert found.counts.simulated < everything.counts.simulated
+    assert [f.plan for f in found.found[:3]] == [f.plan for f in everything.found[:3]]
+
+
+def test_a_front_that_is_asked_for_is_that_of_the_exhaustive_run(everything):
+    found = small(whole_front=True)
+    assert [f.plan for f in found.front()] == [f.plan for f in everything.front()]
+    assert len(found.front()) > 1
+
+
+def test_each_row_is_what_simulate_says(everything):
+    best = everything.best
+    result = simpar.simulate(everything.job(best))
+    assert (best.step_time_s, best.memory_bytes) == (result.step_time_s, result.peak_memory_bytes)
+    assert best.low_s < best.step_time_s < best.high_s
+    assert best.bound_s <= best.step_time_s
+    assert everything.records()[0]["tp"] == best.plan["tp"]
+
+
+def test_what_does_not_fit_is_no_plan():
+    few = {"pp": [1, 2], "vpp": [1], "micro_batch": [1], "recompute": ["none"], "zero": [0, 1]}
+    found = search("llama3-8b", "h100-sxm:8", global_batch=8, seq_len=4096, workers=1, top=1, choices=few)
+    assert found.counts.too_large > 0
+    assert all(f.memory_bytes <= 80 * 2**30 for f in found.found)
+
+
+def test_clusters_are_compared_by_gpus_and_cost():
+    priced = [{"base": f"h100-sxm:{n}", "price_per_gpu_hour": 3.6} for n in (2, 4)]
+    found = search("gpt2", priced, **FIELDS, choices={**CHOICES, "zero": [0], "pp": [1]}, top=1)
+    assert {f.gpus for f in found.front()} == {2, 4}
+    best = found.best
+    assert best.cost_per_step == pytest.approx(best.step_time_s * best.gpus * 1e-3)
+
+
+def test_fields_of_the_plan_hold_for_all():
+    found = small(plan={"tp": 2, "precision": "fp16"})
+    assert {f.plan["tp"] for f in found.found} == {2}
+    assert found.job(found.best).plan.precision == "fp16"
+
+
+def test_any_executor_finds_the_same(everything):
+    with ThreadPoolExecutor(2) as executor:
+        found = small(executor=executor, workers=2)
+    assert found.best.plan == everything.best.plan
+
+
+def test_processes_find_the_same_and_say_how_far_they_are(everything):
+    told = []
+    found = small(workers=2, progress=lambda *what: told.append(what))
+    assert found.best == everything.best
+    assert {what for what, _, _ in told} == {"bounds", "simulations"}
+    assert told[-1][1] == told[-1][2]
+
+
+def test_an_interrupted_search_goes_on(tmp_path: Path, everything):
+    output = tmp_path / "search.jsonl"
+
+    class EnoughError(Exception):
+        pass
+
+    def stop(what: str, done: int, total: int) -> None:
+        if what == "simulations" and len(output.read_text().splitlines()) > 4:
+            raise EnoughError
+
+    with pytest.raises(EnoughError):
+        small(output=output, progress=stop, prune=False)  # the whole space, so that much is left to do
+    before = output.read_text().splitlines()
+    output.write_text(output.read_text() + '{"plan": {"tp": 1, "cut o')  # as a crash in the middle of a line leaves it
+    found = small(output=output, resume=True, prune=False)
+    assert found.found == everything.found
+    assert found.counts.resumed == len(before) - 1
+    lines = output.read_text().splitlines()
+    assert lines[: len(before)] == before
+    assert all(json.loads(line) for line in lines)
+
+
+def test_a_file_of_another_search_is_refused(tmp_path: Path):
+    output = tmp_path / "search.jsonl"
+    small(output=output, choices={**CHOICES, "zero": [0], "tp": [4]})
+    with pytest.raises(JobError, match="exists already; resume it"):
+        small(output=output)
+    with pytest.raises(JobError, match="was made with another search; choose another name"):
+        small(output=output, resume=True)
+    (tmp_path / "other.txt").write_text("something\n")
+    with pytest.raises(JobError, match="is not a file of this command"):
+        small(output=tmp_path / "other.txt", resume=True)
+    with pytest.raises(JobError, match="cannot be written"):
+        small(output=tmp_path / "no" / "such.jsonl")
+
+
+def test_what_cannot_be_searched_is_said():
+    with pytest.raises(PlanError, match="'micro_bach' is not a field of a plan; did you mean 'micro_batch'"):
+        small(choices={"micro_bach": [1]})
+    with pytest.raises(PlanError, match="tp is given no value"):
+        small(choices={"tp": []})
+    with pytest.raises(PlanError, match=r"none of .* plans is valid"):
+        search("gpt2", "h100-sxm:4", global_batch=7, workers=1, choices={"tp": [1], "pp": [1]})
+    with pytest.raises(JobError, match="workers=0 cannot work"):
+        small(workers=0)
+
+
+def found(step_s: float, memory: int, low: float = 0.0, high: float = 0.0, gpus: int = 1) -> Found:
+    return Found(
+        plan={"memory": memory},
+        step_time_s=step_s,
+        low_s=low or step_s,
+        high_s=high or step_s,
+        memory_bytes=memory,
+        gpus=gpus,
+        tokens_per_s=1.0,
+        mfu=0.5,
+    )
+
+
+def test_groups_are_what_overlaps_with_their_fastest():
+    plans = [found(1.0, 1, 0.9, 1.1), found(1.15, 1, 1.05, 1.3), found(1.25, 1, 1.2, 1.3)]
+    assert [len(members) for members in group(plans)] == [2, 1]
+
+
+def test_the_front_keeps_what_nothing_beats():
+    plans = [found(1.0, 9), found(2.0, 5), found(3.0, 7), found(4.0, 5), found(2.0, 5), found(5.0, 9, gpus=0)]
+    assert [(f.step_time_s, f.memory_bytes) for f in pareto(plans)] == [(1.0, 9), (2.0, 5), (5.0, 9)]
+
+
+def test_a_table_of_it_is_pandas():
+    pd = pytest.importorskip("pandas", reason="pandas is not installed")
+    frame = small(top=1).to_dataframe()
+    assert isinstance(frame, pd.DataFrame)
+    assert {"tp", "step_time_s", "memory_bytes"} <= set(frame.columns)
+
+
+def test_the_public_name_is_the_function_whatever_was_imported():
+    assert simpar.search is search
+    assert simpar.sweep.__module__ == "simpar.search.sweep"

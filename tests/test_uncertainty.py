@@ -1,0 +1,138 @@
+"""The uncertainty of a step: against closed forms of one and two sources, and against machines drawn and simulated."""
+
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+from simpar.hardware.cluster import Cluster
+from simpar.hardware.device import device
+from simpar.job import Job
+from simpar.result import Result
+from simpar.sensitivity.parameters import ATTENTION_BACKWARD, Machine, cost_classes
+from simpar.simulation import simulate
+from simpar.uncertainty import Source, Spread, interval, samples, spread
+
+JOB = {"model": "llama3-8b", "cluster": "h100-sxm:1x8", "plan": {"tp": 8, "zero": 1, "seq_len": 4096, "grad_accum": 4}}
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return simulate(JOB)
+
+
+def only(error: float, *, level: float = 0.0, seconds: float = 2.0, step_s: float = 2.0, key: str = "k") -> Spread:
+    source = Source(name="gemm.bf16", key=key, seconds=seconds, error=error, of_level=True)
+    return Spread(step_s, (source,), Source(name="level", key="l", seconds=seconds, error=level))
+
+
+@pytest.mark.parametrize("level", [0.5, 0.8, 0.95])
+def test_one_source_is_a_log_normal_step(level: float) -> None:
+    low, high = only(0.2).interval(level)
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    assert low == pytest.approx(2 * math.exp(-0.2 * z), rel=0.02)
+    assert high == pytest.approx(2 * math.exp(0.2 * z), rel=0.02)
+
+
+def test_a_part_that_is_certain_stays() -> None:
+    drawn = only(0.3, seconds=0.5).samples(50_000)
+    assert drawn.min() > 1.5
+    assert np.median(drawn) == pytest.approx(2.0, rel=0.01)
+
+
+def test_the_level_comes_on_top_as_an_independent_factor() -> None:
+    drawn = np.log(only(0.3, level=0.4).samples(200_000) / 2)
+    assert drawn.std() == pytest.approx(0.5, rel=0.01)
+    assert only(0.3, level=0.4).relative == pytest.approx(0.5)
+
+
+def test_without_errors_the_interval_is_the_prediction() -> None:
+    assert only(0.0).interval() == (2.0, 2.0)
+
+
+def test_draws_are_those_of_the_key_and_the_seed() -> None:
+    assert (only(0.1).samples(10) == only(0.1).samples(10)).all()
+    assert (only(0.1).samples(10) != only(0.1).samples(10, seed=1)).all()
+    assert (only(0.1).samples(10) != only(0.1, key="other").samples(10)).all()
+
+
+def test_a_level_out_of_range_is_a_sentence() -> None:
+    with pytest.raises(ValueError, match=r"level=80 must lie between 0 and 1; give a share such as 0\.8"):
+        only(0.1).interval(80)
+
+
+def test_a_wider_level_gives_a_wider_interval_around_the_prediction(result: Result) -> None:
+    half, most = result.step_time_interval(0.5), result.step_time_interval(0.9)
+    assert most[0] < half[0] < result.step_time_s < half[1] < most[1]
+    assert result.step_time_interval() == interval(result) == result.uncertainty.interval(0.8)
+    assert (samples(result, 5, 3) == result.uncertainty.samples(5, 3)).all()
+
+
+def test_sources_add_up_to_the_step(result: Result) -> None:
+    found = {source.name: source for source in spread(result).sources}
+    assert sum(s.seconds for name, s in found.items() if name != "interference") == pytest.approx(
+        result.step_time_s, rel=1e-3
+    )
+    of_level = sum(s.seconds for s in found.values() if s.of_level)
+    assert of_level == pytest.approx(spread(result).level.seconds)
+
+
+def test_errors_are_those_that_the_descriptions_state(result: Result) -> None:
+    errors, links = device("h100-sxm").errors, result.job.cluster.node_link.errors
+    found = {source.name: source.error for source in result.uncertainty.sources}
+    # normal distributions with that median or 90th percentile of |error|, whichever is wider
+    assert found["attention_backward"] == pytest.approx(0.31 / 1.6449)
+    assert found["node_link.bandwidth"] == pytest.approx(max(links.median_large / 0.6745, links.p90_large / 1.6449))
+    assert found["node_link.latency"] == pytest.approx(max(links.median / 0.6745, links.p90 / 1.6449))
+    assert result.uncertainty.level.error == pytest.approx(max(errors["level"] / 0.6745, errors["level.p90"] / 1.6449))
+
+
+def test_a_device_without_measurements_is_less_certain() -> None:
+    plan = {"tp": 8, "zero": 1, "seq_len": 2048}
+    known, assumed = (
+        simulate({"model": "llama3-8b", "cluster": f"{name}:1x8", "plan": plan}, allow_oom=True).uncertainty.relative
+        for name in ("a100-sxm-80gb", "a100-sxm-40gb")
+    )
+    assert assumed > 1.2 * known
+
+
+def test_more_nodes_than_anybody_measured_are_less_certain() -> None:
+    found = []
+    for nodes in (2, 64):
+        job = {"model": "gpt2", "cluster": f"h100-sxm:{nodes}x8", "plan": {"seq_len": 512}}
+        sources = {source.name: source.error for source in simulate(job).uncertainty.sources}
+        found.append(sources["network.latency"])
+    assert found[1] > found[0]
+
+
+def test_drawn_machines_take_what_the_engine_says(result: Result) -> None:
+    # second derivation: the classes' factors put into the machine, and the step simulated on it
+    rng = np.random.default_rng(7)
+    sources = {source.name: source for source in result.uncertainty.sources}
+    classes = cost_classes(result.job.cluster.device, {"bf16"})
+    for _ in range(4):
+        machine = Machine(result.job.cluster, result.layout.launch_s)
+        expected = result.step_time_s
+        for name, slower in classes.items():
+            if name in sources and name != ATTENTION_BACKWARD:
+                factor = math.exp(0.1 * rng.standard_normal())
+                machine = slower(machine, factor)
+                both = sources[name].seconds
+                both += sources[ATTENTION_BACKWARD].seconds if name == "attention" else 0.0
+                expected += both * (factor - 1)
+        plan = result.job.plan.replace(launch_s=machine.launch_s)
+        job = Job.model_construct(model=result.job.model, cluster=machine.cluster, plan=plan)
+        assert simulate(job).step_time_s == pytest.approx(expected, rel=0.005)
+
+
+def test_links_and_devices_of_the_same_kind_err_together() -> None:
+    clusters = (Cluster.parse("h100-sxm:1x8"), Cluster.parse("h100-sxm:2x8"))
+    keys = [
+        {
+            source.key
+            for source in simulate({"model": "gpt2", "cluster": c, "plan": {"seq_len": 512}}).uncertainty.sources
+        }
+        for c in clusters
+    ]
+    assert {key for key in keys[0] if not key.startswith("no network")} <= keys[1]
