@@ -155,7 +155,9 @@ def fit_framework(
     deviation = np.sqrt(np.diag(np.linalg.pinv(information)))
     values = {c.field: float(np.exp(x)) for c, x in zip(constants, theta, strict=True)}
     relative_sd = {c.field: float(min(d, c.prior_sd)) for c, d in zip(constants, deviation, strict=True)}
-    fitted = {name.split(".", maxsplit=1)[0]: Fitted(relative_sd=round(d, 3), rows=rows) for name, d in relative_sd.items()}
+    fitted = {
+        name.split(".", maxsplit=1)[0]: Fitted(relative_sd=round(d, 3), rows=rows) for name, d in relative_sd.items()
+    }
     residual = float(np.quantile(np.abs(after), 0.8))
     framework = _with(base, constants, theta).replace(fitted={**base.fitted, **fitted}, residual_80=round(residual, 3))
     before = np.abs(np.expm1([ratio for (ratio, reason) in start if not reason]))

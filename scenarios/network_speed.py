@@ -1,8 +1,9 @@
 """Is 800G worth it, and what does an oversubscribed spine cost?
 
-Sweeps the rate of the NICs and the oversubscription between the leaf switches of a pod and the spine, for Llama-3-70B
-on 512 GPUs. What decides is how much of the traffic compute hides, and what else a ring must pass: eight NICs of 400G
-carry about as much as an H100 passes on through NVLink, so that faster ones wait for NVLink; a B200 passes on more.
+Sweeps the rate of the NICs and the oversubscription between the leaf switches of a pod and the spine, for two models on
+512 GPUs. What decides is how much of the traffic compute hides, and what else it must pass: eight NICs of 400G carry
+about as much as an H100 passes on through NVLink, so that a ring over faster ones waits for NVLink; a B200 passes on
+more. Rings cross the spine once a pod, while the all-to-alls of experts send most of their bytes through it.
 
     python scenarios/network_speed.py [chart.html]
 """
@@ -13,9 +14,8 @@ import simpar
 from simpar import Plan
 from simpar.view.chart import write_chart
 
-MODEL = "llama3-70b"
 NODES = 64  # of 8 GPUs, one NIC for each GPU, rail-optimised
-POD_NODES = 16  # nodes below one group of leaf switches
+POD_NODES = 4  # nodes below one group of leaf switches
 NETWORKS = ((200, 1), (400, 1), (800, 1), (400, 2), (400, 4))  # Gb/s of a NIC; bandwidth below a leaf over that above
 USUAL = (400, 1)  # what others are compared with
 FASTER, BLOCKED = (800, 1), (400, 4)  # what the verdict compares
@@ -25,12 +25,14 @@ WORTH = 0.05  # a gain below this is not worth the switches
 FSDP = Plan(zero=3, recompute="full", seq_len=4_096)
 THIN = FSDP.replace(seq_len=1_024)  # so few tokens that compute cannot hide the gathers
 PIPELINED = Plan(tp=8, pp=4, sequence_parallel=True, zero=1, schedule="interleaved", vpp=5, seq_len=4_096)
-CASES = {  # name: device, plan
-    "H100 FSDP": ("h100-sxm", FSDP),
-    "H100 FSDP, 1,024 tokens": ("h100-sxm", THIN),
-    "H100 TP8 PP4 DP16": ("h100-sxm", PIPELINED),
-    "B200 FSDP": ("b200-sxm", FSDP),
-    "B200 FSDP, 1,024 tokens": ("b200-sxm", THIN),
+EXPERTS = Plan(ep=64, zero=1, recompute="full", seq_len=4_096)  # experts of a layer on 8 nodes, that is, two pods
+DENSE, MIXTURE = "llama3-70b", "qwen2-57b-a14b"
+CASES = {  # name: model, device, plan
+    "H100 FSDP": (DENSE, "h100-sxm", FSDP),
+    "H100 FSDP, 1,024 tokens": (DENSE, "h100-sxm", THIN),
+    "H100 TP8 PP4 DP16": (DENSE, "h100-sxm", PIPELINED),
+    "H100 MoE EP64": (MIXTURE, "h100-sxm", EXPERTS),
+    "B200 FSDP": (DENSE, "b200-sxm", FSDP),
 }
 
 Grid = dict[tuple[int, int], float]
@@ -38,7 +40,7 @@ Grid = dict[tuple[int, int], float]
 
 def main(chart: str = "network_speed.html") -> None:
     """Prints the step time of every plan on every network."""
-    print(f"{MODEL} on {NODES * 8} GPUs in pods of {POD_NODES} nodes, {GLOBAL_BATCH} samples a step\n")
+    print(f"{DENSE} and {MIXTURE} (MoE), {NODES * 8} GPUs in pods of {POD_NODES * 8}, {GLOBAL_BATCH} samples a step\n")
     grids = {name: measure(*case) for name, case in CASES.items()}
     print(f"{'step time':26}" + "".join(f"{f'{rate}G {over}:1':>12}" for rate, over in NETWORKS))
     for name, grid in grids.items():
@@ -61,12 +63,12 @@ def main(chart: str = "network_speed.html") -> None:
     print(f"\nchart: {chart}")
 
 
-def measure(device: str, plan: Plan) -> Grid:
+def measure(model: str, device: str, plan: Plan) -> Grid:
     """Seconds of a step by NIC rate and oversubscription."""
     return {
         (rate, over): simpar.simulate(
             simpar.Job(
-                model=MODEL,
+                model=model,
                 cluster={
                     "base": f"{device}:{NODES}x8",
                     "fabric": {"pod_nodes": POD_NODES, "nic_gbps": rate, "oversubscription": over},

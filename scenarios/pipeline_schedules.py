@@ -2,7 +2,8 @@
 
 Schedules buy a smaller bubble with activations that live longer, so a comparison at equal microbatches is unfair to
 those that save memory. Here each schedule gets the same budget per GPU and recomputes as many layers as it must to stay
-within; then the fastest wins.
+within; then the fastest wins. Recomputation helps those least that put weight gradients off to fill bubbles: what was
+recomputed has to wait for them.
 
     python scenarios/pipeline_schedules.py [chart.html]
 """
@@ -48,7 +49,9 @@ def main(chart: str = "pipeline_schedules.html") -> None:
     answer = verdict(table)
     print(f"\n{answer}")
     series = {
-        f"{budget} GiB": {name: row[budget] and row[budget][1].step_time_s for name, row in table.items()}
+        f"{budget} GiB": {
+            name: choice and choice[1].step_time_s for name, row in table.items() for choice in (row[budget],)
+        }
         for budget in BUDGETS_GIB
     }
     write_chart(
@@ -97,7 +100,7 @@ def verdict(table: dict[str, dict[int, Choice]]) -> str:
     """The fastest schedule of each budget, against 1F1B."""
     lines = []
     for budget in BUDGETS_GIB:
-        within = {name: row[budget][1].step_time_s for name, row in table.items() if row[budget] is not None}
+        within = {name: choice[1].step_time_s for name, row in table.items() if (choice := row[budget])}
         if not within:
             lines.append(f"Within {budget} GiB none fits.")
             continue

@@ -65,12 +65,12 @@ def main(chart: str = "tp_pp_fsdp_as_nodes_grow.html") -> None:
         for strategy in STRATEGIES:
             results[strategy][nodes] = fastest(strategy, nodes)
         row = "".join(f"{cell(results[strategy][nodes]):>22}" for strategy in STRATEGIES)
-        print(f"{nodes:5}  {nodes * GPUS_PER_NODE:4}{row}")
+        print(f"{nodes:5}  {nodes * GPUS_PER_NODE:4}{row}".rstrip())
     print("\n*: with full recomputation, as it does not fit without; -: does not fit, or nothing is left to split")
     answer = verdict(results)
     print(f"\n{answer}")
     series = {
-        strategy: {str(nodes): result and result.tokens_per_s_per_gpu for nodes, result in row.items()}
+        strategy: {str(nodes): None if result is None else result.tokens_per_s_per_gpu for nodes, result in row.items()}
         for strategy, row in results.items()
     }
     write_chart(
@@ -103,12 +103,13 @@ def verdict(results: dict[str, dict[int, simpar.Result | None]]) -> str:
             f"{strategy} keeps {kept:.0%} of its throughput a GPU from {first} to {last} nodes; there it loses "
             f"{lost[most]:.1%} of the step to {most}."
         )
-    winners = {}
+    winners: dict[str, list[str]] = {}
     for nodes in NODES:
-        ran_here = {name: row[nodes] for name, row in results.items() if row[nodes] is not None}
-        if ran_here:
-            winners[nodes] = min(ran_here, key=lambda name: ran_here[name].step_time_s)
-    return "\n".join([*lines, "Fastest: " + ", ".join(f"{name} on {nodes} nodes" for nodes, name in winners.items()) + "."])
+        here = {name: result.step_time_s for name, row in results.items() if (result := row[nodes])}
+        if here:
+            winners.setdefault(min(here, key=lambda name: here[name]), []).append(str(nodes))
+    best = "; ".join(f"{name} on {', '.join(nodes)} nodes" for name, nodes in winners.items())
+    return "\n".join([*lines, f"Fastest: {best}."])
 
 
 if __name__ == "__main__":

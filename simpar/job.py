@@ -22,8 +22,8 @@ def read_model(value: Any) -> Transformer | ModuleModel:
     """What a job file or a caller may write for a model.
 
     A preset's name (``llama3-70b``), the path of a Hugging Face ``config.json`` (or of the folder that holds one),
-    ``mlp:784-500-10``, ``cnn:resnet-50``, a mapping with the fields of a :class:`Transformer` (with ``base``, those of another model
-    changed), a ``Transformer`` or a :class:`ModuleModel`.
+    ``mlp:784-500-10``, ``cnn:resnet-50``, a mapping with the fields of a :class:`Transformer` (with ``base``, those of
+    another model changed), a ``Transformer`` or a :class:`ModuleModel`.
 
     Raises:
         ModelError: it is none of these, or a field of the mapping is wrong.

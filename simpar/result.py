@@ -152,7 +152,7 @@ class Result:
             if table is None:
                 continue
             for index, lane in enumerate(self.trace.lanes):
-                if lane.stream != "compute":
+                if lane.stream != "compute" and lane.replicas:
                     carried = float(table.nbytes[table.lane == index].sum())
                     totals[lane.rank, lane.stream] = totals.get((lane.rank, lane.stream), 0.0) + carried
         most: dict[str, float] = {}

@@ -18,6 +18,7 @@ from simpar.job import Job
 from simpar.model.transformer import Transformer
 from simpar.plan.layout import Layout, lay_out
 from simpar.plan.plan import Plan
+from simpar.plan.samples import StepSamples
 from simpar.problems import shown
 from simpar.program.fold import simulated
 from simpar.program.footprint import Footprint, footprints
@@ -25,6 +26,7 @@ from simpar.program.ir import Launch, Program
 from simpar.program.lower import lower
 from simpar.program.work import block_runs, recomputed_share
 from simpar.result import Result
+from simpar.trace.breakdown import bubble_fraction
 from simpar.trace.trace import Trace
 from simpar.units import format_bytes
 
@@ -269,6 +271,8 @@ def _warnings(job: Job, layout: Layout, program: Program, memory: tuple[Footprin
             f"launch-bound: the device waits for the host {waiting / trace.step_s:.0%} of the step "
             f"({layout.launch_s * 1e6:.3g} µs per kernel launch); CUDA graphs or compilation would help"
         )
+    if layout.samples is not None:
+        yield _imbalance(layout.samples, trace)
     if isinstance(job.model, Transformer) and job.model.note:
         yield job.model.note
     if job.faults.any:
@@ -282,6 +286,16 @@ def _fault_warnings(job: Job, trace: Trace) -> Iterator[str]:
     idle = [name for name in job.faults.link_rates if name not in used]
     if idle:
         yield f"faults change nothing on {', '.join(idle)}: no simulated transfer uses a link of that name"
+
+
+def _imbalance(samples: StepSamples, trace: Trace) -> str:
+    """How unevenly the samples are spread, and what that costs."""
+    waits = bubble_fraction(trace)
+    return (
+        f"samples of {min(samples.lengths):,} to {max(samples.lengths):,} tokens: the fullest replica has "
+        f"{samples.imbalance:.1%} more than the mean, {samples.padding:.1%} of the tokens are padding; ranks wait for "
+        f"others (the slowest replica among them) {waits:.1%} of the step"
+    )
 
 
 def _longest_host_wait_s(trace: Trace) -> float:

@@ -4,7 +4,7 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/*.txt with what comes out now")
+    parser.addoption("--update-golden", action="store_true", help="rewrite expected outputs with what comes out now")
 
 
 @pytest.fixture

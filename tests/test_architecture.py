@@ -37,7 +37,8 @@ OFFERED = {
     ("simpar.result", "simpar.view.timeline"),
     ("simpar.result", "simpar.view.views"),
     ("simpar.result", "simpar.uncertainty"),
-    ("simpar.trace.trace", "simpar.trace.export")}
+    ("simpar.trace.trace", "simpar.trace.export"),
+}
 
 TRACING = {"simpar.model.tracing", "simpar.model.operators", "simpar.model.fused"}
 

@@ -11,7 +11,6 @@ from types import ModuleType
 
 import pytest
 
-import simpar
 from simpar.model.work import MemoryBound
 from simpar.program.ir import Alloc, Block, Launch, Operation, Program, RankProgram, Run
 
@@ -85,7 +84,7 @@ def table(path: Path, *changes: dict[str, str]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["speed", "accuracy"])
+@pytest.mark.parametrize("name", ["speed", "ablation"])
 def test_help(name: str) -> None:
     ran = run(name, "--help")
     assert ran.returncode == 0
@@ -122,79 +121,11 @@ def test_instructions_of_opened_runs_count_one_by_one() -> None:
     assert load("speed").instructions(program) == 3 * (1 + 4 + 1)
 
 
-def test_accuracy_predicts_what_the_same_job_written_by_hand_takes(tmp_path: Path) -> None:
-    accuracy = load("accuracy")
-    by_hand = simpar.simulate(
-        simpar.Job(
-            model="gpt3-22b",
-            cluster="a100-sxm-80gb:8",
-            plan=simpar.Plan(
-                tp=8,
-                micro_batch=4,
-                seq_len=2048,
-                recompute="full",
-                attention="unfused",
-                precision="fp16",
-                grad_dtype="fp16",
-                overlap=simpar.Overlap(grad_reduce=False, param_gather=False, p2p=False),
-            ),
-        )
-    )
-    (row,) = accuracy.read(table(tmp_path / "runs.csv", {}, {"source": "other"}), ["korthikanti2022"])
-    prediction = accuracy.predict(row)
-    assert prediction.predicted_s == by_hand.step_time_s
-    assert prediction.error == pytest.approx(by_hand.step_time_s / 1.42 - 1)
-
-
-def test_plan_of_a_row(tmp_path: Path) -> None:
-    accuracy = load("accuracy")
-    change = {"num_gpus": "64", "pp": "4", "tp": "8", "dp": "2", "vpp": "3", "recompute_fraction": "0.5"}
-    (row,) = accuracy.read(table(tmp_path / "runs.csv", change), ["korthikanti2022"])
-    plan, cluster = accuracy.plan(row), accuracy.cluster(row)
-    assert (plan.schedule, plan.vpp, plan.recompute_layers) == ("interleaved", 3, 2)  # half of 48 / (4 · 3) layers
-    assert (cluster.nodes, cluster.gpus_per_node, cluster.fabric.nic_gbps) == (8, 8, 200)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"zero": "3"}, "DeepSpeed ZeRO-3 of 2021"),
-        ({"experts": "8"}, "mixture of experts"),
-        ({"cp": "2"}, "context parallelism"),
-        ({"framework": "nanotron"}, "framework nanotron is not described yet"),
-        ({"flag": "polling"}, "flagged: polling"),
-        ({"num_gpus": "12"}, "12 GPUs do not fill nodes of 8"),
-        ({"num_gpus": "16", "fabric": "omni-path"}, "no fabric for omni-path with 200 Gb/s a GPU"),
-        ({"dp": "3"}, "dp 3 × tp 8 × pp 1 = 24 ranks, but the cluster has 8 GPUs"),
-    ],
-)
-def test_rows_that_no_job_expresses_say_why(change: dict[str, str], reason: str) -> None:
-    predictions, skipped = load("accuracy").predict_all([{**ROW, **change}])
-    assert predictions == []
-    assert reason in skipped["first"]
-
-
-def test_summary_of_errors() -> None:
-    accuracy = load("accuracy")
-    made = [
-        accuracy.Prediction(str(i), "paper", "m", 8, "tp8", 1.0, 1.0 + error, error, True)
-        for i, error in enumerate([-0.10, 0.01, 0.02, -0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09])
-    ]
-    (summary,) = accuracy.summarise(made)
-    assert summary.rows == 10
-    assert summary.median == pytest.approx(0.055)
-    assert summary.p90 == pytest.approx(0.09)
-    assert summary.bias == pytest.approx(0.029)
-
-
-def test_accuracy_as_a_command(tmp_path: Path) -> None:
-    runs = table(tmp_path / "runs.csv", {}, {"id": "second", "zero": "3"}, {"id": "third", "source": "sc21_megatron"})
-    ran = run("accuracy", str(runs), "--json")
+def test_ablation_predicts_rows_with_each_mechanism_switched_off(tmp_path: Path) -> None:
+    ran = run("ablation", str(table(tmp_path / "runs.csv", {})), "--json", "--workers", "1")
     assert ran.returncode == 0, ran.stderr
-    found = json.loads(ran.stdout)
-    assert [(s["source"], s["rows"]) for s in found["sources"]] == [("korthikanti2022", 1), ("sc21_megatron", 1)]
-    assert [row["id"] for row in found["rows"]] == ["first", "third"]
-    assert list(found["skipped"]) == ["second"]
-    ran = run("accuracy", str(runs), "--source", "korthikanti")
+    variants = {v["variant"]: v["medians"]["korthikanti2022"] for v in json.loads(ran.stdout)["variants"]}
+    assert variants["no traffic of small operations"] != variants["everything"]
+    ran = run("ablation", str(tmp_path / "none.csv"))
     assert ran.returncode == 1
-    assert "no row of runs.csv has the source 'korthikanti'; it has korthikanti2022, sc21_megatron" in ran.stderr
+    assert "cannot be read" in ran.stderr

@@ -271,7 +271,8 @@ def simulate(  # noqa: PLR0917 - Typer reads its flags from the signature
     allow_oom: Annotated[bool, _option("--allow-oom", panel=_OUTPUT, text="Simulate even if it does not fit.")] = False,
 ) -> None:
     """Simulate one training step of JOB.yaml, or of a job given by flags."""
-    outputs = {"--timeline": timeline, "--trace": trace, "--csv": csv}
+    replaced = trace is not None and trace.suffix == ".kineto" and trace.is_dir()  # which checks the folder itself
+    outputs = {"--timeline": timeline, "--trace": None if replaced else trace, "--csv": csv}
     _check_outputs({flag: path for flag, path in outputs.items() if path is not None}, job)
     if trace is not None:
         from simpar.trace.formats import check_format  # noqa: PLC0415
@@ -429,6 +430,7 @@ def _add_commands() -> None:
     from simpar.cli.compare import compare  # noqa: PLC0415 - they use this module's console
     from simpar.cli.explain import explain  # noqa: PLC0415
     from simpar.cli.goodput import goodput  # noqa: PLC0415
+    from simpar.cli.live import app as live  # noqa: PLC0415
     from simpar.cli.topology import topology  # noqa: PLC0415
     from simpar.cli.validate import validate  # noqa: PLC0415
     from simpar.cli.views import view  # noqa: PLC0415
@@ -439,6 +441,7 @@ def _add_commands() -> None:
     app.command()(goodput)
     app.command()(validate)
     app.command()(view)
+    app.command("app")(live)
 
 
 _add_commands()

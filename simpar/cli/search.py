@@ -53,6 +53,9 @@ def search(  # noqa: PLR0917 - Typer reads its flags from the signature
     table: Annotated[
         Path | None, typer.Option(metavar="OUT.csv", help="Write what was simulated: .csv, .parquet or .jsonl.")
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="OUT.html", help="Write a page with plans and their timelines.")
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Search all plans for the fastest ones that fit."""
@@ -60,6 +63,8 @@ def search(  # noqa: PLR0917 - Typer reads its flags from the signature
 
     drafts = [_draft(job, model, one, changes or ()) for one in (cluster or (None,))]
     jobs = [draft.job() for draft in drafts]
+    if any(job.faults.any for job in jobs):
+        raise JobError("faults: a search compares plans where nothing is slow; drop them, and sweep the plans it finds")
     plan = jobs[0].plan
     batch = global_batch or plan.global_batch
     if batch is None:
@@ -82,6 +87,13 @@ def search(  # noqa: PLR0917 - Typer reads its flags from the signature
             resume=resume,
             progress=progress,
         )
+        if html is not None and result.found:
+            from functools import partial  # noqa: PLC0415
+
+            from simpar.view.sweep_page import write_search_page  # noqa: PLC0415
+
+            write_search_page(result, html, progress=partial(progress, "timelines"))
+            typer.echo(f"wrote {html}", err=True)
     if table is not None:
         from simpar.search.records import write_records  # noqa: PLC0415
 

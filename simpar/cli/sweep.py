@@ -40,6 +40,9 @@ def sweep(  # noqa: PLR0917 - Typer reads its flags from the signature
         Path | None, typer.Option(metavar="OUT.csv", help="Write the rows: .csv, .parquet or .jsonl.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="OUT.html", help="Write a plot as a page.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="OUT.html", help="Write a page with every plan and its timeline.")
+    ] = None,
     value: Annotated[str, typer.Option(metavar="COLUMN", help="What to plot.")] = "step_time_s",
     json_: Annotated[bool, typer.Option("--json", help="Print the rows as JSON instead of a table.")] = False,
 ) -> None:
@@ -58,9 +61,10 @@ def sweep(  # noqa: PLR0917 - Typer reads its flags from the signature
     flags += [(("cluster",), cluster)] if cluster is not None else []
     draft = read_draft(job, [*flags, *map(parse_change, changes or ())])
     values = dict(map(parse_vary, vary))
+    base = draft.job()
     with executor_of(dask) as executor, progress_bar() as progress:
         found = run(
-            draft.job(),
+            base,
             values,
             executor=executor,
             workers=workers,
@@ -68,6 +72,11 @@ def sweep(  # noqa: PLR0917 - Typer reads its flags from the signature
             resume=resume,
             progress=partial(progress, "rows"),
         )
+        if html is not None:
+            from simpar.view.sweep_page import write_sweep_page  # noqa: PLC0415
+
+            write_sweep_page(base, values, found.rows, html, progress=partial(progress, "timelines"))
+            typer.echo(f"wrote {html}", err=True)
     _write(found, table, plot, value)
     if json_:
         import json  # noqa: PLC0415

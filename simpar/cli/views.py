@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 
-def view(
+def view(  # noqa: PLR0917 - Typer reads its flags from the signature
     job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="Job file.", show_default=False)],
     kind: Annotated[
         str,
@@ -38,7 +38,9 @@ def view(
     from simpar.view.views import view as draw  # noqa: PLC0415
 
     if kind not in VIEWS:
-        raise JobError(f"--kind '{kind}': there is no such view{nearest(kind, list(VIEWS))}; take one of {', '.join(VIEWS)}")
+        raise JobError(
+            f"--kind '{kind}': there is no such view{nearest(kind, list(VIEWS))}; take one of {', '.join(VIEWS)}"
+        )
     if output.suffix.lower() not in (".html", *PICTURES):
         raise JobError(f"--html '{output}': is no format of a view; end the name with .html, {', '.join(PICTURES)}")
     _check_outputs({"--html": output}, job)

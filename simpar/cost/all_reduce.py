@@ -1,14 +1,14 @@
 """All-reduce algorithms that NCCL lacks and other libraries have: latency, streaming time and bytes, no clock.
 
-Their phases follow each other, so streaming times add up. Notation is that of :mod:`simpar.cost.collective`: n ranks on k
-nodes, g = n/k a node, S bytes; B bandwidth of a GPU's node link, b of its share of the NICs.
+Their phases follow each other, so streaming times add up. Notation is that of :mod:`simpar.cost.collective`: n ranks on
+k nodes, g = n/k a node, S bytes; B bandwidth of a GPU's node link, b of its share of the NICs.
 
-* ``halving_doubling``: recursive halving (a reduce-scatter) and recursive doubling (an all-gather), Thakur, Rabenseifner
-  and Gropp 2005, section 4.4: 2 log2(n) steps, and 2(n-1)/n S from each rank, the optimum, in fewer steps than a ring.
-  Neighbours are exchanged with first, so that the large first halves stay in the node. Where a number is no power of
-  two, those beyond it hand their buffers to a partner before and get the result after (there, too).
-* ``hierarchical``: reduce-scatter in every node, all-reduce of each shard between nodes, all-gather in every node, all by
-  rings (Horovod's ``NCCLHierarchicalAllreduce``; Cho et al. 2019, BlueConnect).
+* ``halving_doubling``: recursive halving (a reduce-scatter) and recursive doubling (an all-gather), Thakur,
+  Rabenseifner and Gropp 2005, section 4.4: 2 log2(n) steps, and 2(n-1)/n S from each rank, the optimum, in fewer steps
+  than a ring. Neighbours are exchanged with first, so that the large first halves stay in the node. Where a number is
+  no power of two, those beyond it hand their buffers to a partner before and get the result after (there, too).
+* ``hierarchical``: reduce-scatter in every node, all-reduce of each shard between nodes, all-gather in every node, all
+  by rings (Horovod's ``NCCLHierarchicalAllreduce``; Cho et al. 2019, BlueConnect).
 """
 
 from math import log2

@@ -102,7 +102,8 @@ def collective_cost(
     | nvls | an | (g+1)/g S/(rho B), for more than 4 GPUs on one node | p |
     | nvls_tree | an + 2 log2(k)et | max((g+1)/g S/(rho B), c S/(gb)) | pt |
     | sharp | an or a + 2(g-1)i, + 2et | max(inside, S/(gb)) / sharp_ratio | pt |
-    | halving_doubling, hierarchical, reduce_broadcast | see :mod:`simpar.cost.all_reduce`; twice a broadcast | | p, pr |
+    | halving_doubling, hierarchical | see :mod:`simpar.cost.all_reduce` | | p, pr |
+    | reduce_broadcast | twice that of a broadcast | twice, too | p, pr |
     | pairwise (all-to-all) | ap + am(n-1) [+ ep] | max((g-1)/n S/B, (n-g)/n S/b) | p, pr |
     | ring (broadcast, reduce) | a + (n-k)i + (k-1)er | max(S/B, S/(gb)) | p, pr |
 
@@ -141,8 +142,8 @@ def collective_cost(
         total_s = _blend(latency_s, streaming_s, cluster.node_link.smoothness)
         costs = [CollectiveCost("torus", latency_s, total_s, inside, nic)]
     elif op == "all_reduce":
-        named = algorithm in _NAMED
-        costs = [_named(algorithm, nbytes, size, nodes, cluster)] if named else _all_reduce(nbytes, size, nodes, cluster)
+        asked = (nbytes, size, nodes, cluster)
+        costs = [_named(algorithm, *asked)] if algorithm in _NAMED else _all_reduce(*asked)
     elif op == "all_to_all":
         costs = [_all_to_all(nbytes, size, nodes, cluster)]
     elif op in ("broadcast", "reduce"):

@@ -1,8 +1,8 @@
 """A GPU on the clock: in-order streams fed by one host, and a compute stream that slows while collectives run.
 
-A kernel starts when its stream is free *and* it was issued, which is how a launch-bound step comes about. The time at
-which the host has issued each instruction is known beforehand (``issue_ns``) but for the waits that a program asks of it
-(``Sync``): these put off all that it issues after them (``host_lag_ns``).
+A kernel starts when its stream is free *and* it was issued, which is how a launch-bound step comes about. When the host
+has issued each instruction is known beforehand (``issue_ns``) but for the waits that a program asks of it (``Sync``):
+these put off all that it issues after them (``host_lag_ns``).
 """
 
 from collections.abc import Generator, Hashable

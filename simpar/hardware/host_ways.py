@@ -55,9 +55,7 @@ def _above_the_nics(network: Network, nodes: list[int]) -> Ways:
     """Links between leaf switches, those of the first GPUs of both nodes."""
     local = network.cluster.gpus_per_node
     ends = (nodes[0] * local, nodes[1] * local)
-    return tuple(
-        (link, share) for link, share in network.spread(*ends) if link.name.startswith(("leaf", "group"))
-    )
+    return tuple((link, share) for link, share in network.spread(*ends) if link.name.startswith(("leaf", "group")))
 
 
 def require_plain(cluster: Cluster) -> None:

@@ -78,7 +78,9 @@ def _layer(name: str, convs: list[Conv], dtype: DType) -> ModuleLayer:
         backward.append(_product(columns, inner, rows, ("k", batch), conv.groups, dtype))
     outputs = sum(conv.positions * conv.outputs for conv in convs)
     for forms, passes in ((forward, 2), (backward, 3)):
-        forms.append(KernelForm(MemoryBound(passes * outputs * size), (("nbytes", Affine(0, passes * outputs * size)),)))
+        forms.append(
+            KernelForm(MemoryBound(passes * outputs * size), (("nbytes", Affine(0, passes * outputs * size)),))
+        )
     parameters = sum(conv.parameters for conv in convs)
     last = convs[-1].positions * convs[-1].outputs * size
     # inputs of the convolutions and of what follows them
@@ -86,7 +88,9 @@ def _layer(name: str, convs: list[Conv], dtype: DType) -> ModuleLayer:
     return ModuleLayer(name, parameters, parameters, tuple(forward), tuple(backward), kept, Affine(0, last))
 
 
-def _product(m: int, n: int, k: int, grows: tuple[str, Affine], groups: int, dtype: DType) -> KernelForm:
+def _product(  # noqa: PLR0917 - a shape
+    m: int, n: int, k: int, grows: tuple[str, Affine], groups: int, dtype: DType
+) -> KernelForm:
     return KernelForm(Gemm(m, n, k, dtype, batch=groups, out_bytes=DTYPE_BYTES[dtype]), (grows,))
 
 
@@ -143,18 +147,21 @@ def _inception_v3() -> Named:
     for index, (inputs, pooled) in enumerate(((192, 32), (256, 64), (288, 64))):
         shapes = ((inputs, 64, 1), (inputs, 48, 1), (48, 64, 25), (inputs, 64, 1), (64, 96, 9), (96, 96, 9))
         found.append((f"mixed_35_{index}", [conv(35, *shape) for shape in (*shapes, (inputs, pooled, 1))]))
-    found.append(("reduction_35", [conv(17, 288, 384, 9), conv(35, 288, 64, 1), conv(35, 64, 96, 9), conv(17, 96, 96, 9)]))
+    found.append(
+        ("reduction_35", [conv(17, 288, 384, 9), conv(35, 288, 64, 1), conv(35, 64, 96, 9), conv(17, 96, 96, 9)])
+    )
     for index, width in enumerate((128, 160, 160, 192)):
         double = ((768, width, 1), (width, width, 7), (width, width, 7), (width, width, 7), (width, 192, 7))
-        shapes = ((768, 192, 1), (768, width, 1), (width, width, 7), (width, 192, 7), *double, (768, 192, 1))
-        found.append((f"mixed_17_{index}", [conv(17, *shape) for shape in shapes]))
+        single = ((768, 192, 1), (768, width, 1), (width, width, 7), (width, 192, 7))
+        found.append((f"mixed_17_{index}", [conv(17, *shape) for shape in (*single, *double, (768, 192, 1))]))
     first = [conv(17, 768, 192, 1), conv(8, 192, 320, 9)]
     second = [conv(17, 768, 192, 1), conv(17, 192, 192, 7), conv(17, 192, 192, 7), conv(8, 192, 192, 9)]
     found.append(("reduction_17", first + second))
     for index, inputs in enumerate((1280, 2048)):
         split = ((384, 384, 3), (384, 384, 3))
-        shapes = ((inputs, 320, 1), (inputs, 384, 1), *split, (inputs, 448, 1), (448, 384, 9), *split, (inputs, 192, 1))
-        found.append((f"mixed_8_{index}", [conv(8, *shape) for shape in shapes]))
+        plain, stacked = ((inputs, 320, 1), (inputs, 384, 1)), ((inputs, 448, 1), (448, 384, 9))
+        all_of_8 = (*plain, *split, *stacked, *split, (inputs, 192, 1))
+        found.append((f"mixed_8_{index}", [conv(8, *shape) for shape in all_of_8]))
     return [*found, ("fc", [Conv(1, 2048, _CLASSES, 1, 1)])]
 
 

@@ -165,7 +165,21 @@ class Transformer(Description):
     @property
     def layer_kinds(self) -> Mapping[LayerKind, int]:
         """The distinct kinds of layers, in the order in which they first appear, with the number of layers of each."""
-        return Counter(map(self.layer_kind, range(self.layers)))
+        patterns = [self.window_pattern]
+        if self.linear is not None:
+            patterns.append(self.linear.pattern)
+        if self.moe is not None:
+            patterns.append(self.moe.pattern)
+        period = math.lcm(*map(len, patterns))
+        dense = min(self.moe.first_dense if self.moe is not None else 0, self.layers)
+        cycles, rest = divmod(self.layers - dense, period)
+        if cycles < 2:
+            return Counter(map(self.layer_kind, range(self.layers)))
+        # behind the dense ones, kinds repeat: a count must not take as long as a model is deep
+        found = Counter(map(self.layer_kind, range(dense + period + rest)))
+        for kind, count in Counter(map(self.layer_kind, range(dense + rest, dense + rest + period))).items():
+            found[kind] += (cycles - 1) * count
+        return found
 
     @property
     def query_width(self) -> int:

@@ -17,7 +17,7 @@ from simpar.plan.kinds import check_experts, check_kinds, expert_fields
 from simpar.plan.partition import samples_to_microbatches
 from simpar.plan.plan import Overlap, Plan, Precision, StateDType
 from simpar.plan.samples import StepSamples, step_samples
-from simpar.plan.sync import ParameterServer
+from simpar.plan.sync import ParameterServer, worker_gpus
 
 Model = Transformer | ModuleModel
 _DEFAULT_SEQ_LEN = 4096
@@ -120,6 +120,11 @@ class Layout:
         return self.plan.ep * self.etp
 
     @property
+    def experts_span_replicas(self) -> bool:
+        """Whether ranks that share a layer's experts reach beyond a tensor-parallel group, so that replicas wait."""
+        return self.plan.tp % self.expert_ranks != 0
+
+    @property
     def expert_replicas(self) -> int:
         """Ranks of a stage that hold the same experts."""
         return self.plan.tp * self.replicas // self.expert_ranks
@@ -191,6 +196,11 @@ def lay_out(plan: Plan, model: Model, cluster: Cluster) -> Layout:
             f"attention '{attention}' does not run on {device.name}, which has "
             f"{', '.join(sorted(device.attention_kernel_speed))}; set attention=auto"
         )
+    grad_dtype = plan.grad_dtype or software.grad_dtype.get(precision, "fp32")
+    if plan.grad_compression == "fp16" and grad_dtype != "fp32":
+        raise PlanError(
+            f"grad_compression 'fp16' saves nothing where gradients are kept in {grad_dtype}; drop it, or take int8"
+        )
     buckets = _buckets(plan, software, model, dp * plan.cp)
     has_experts = isinstance(model, Transformer) and model.moe is not None
     return Layout(
@@ -205,7 +215,7 @@ def lay_out(plan: Plan, model: Model, cluster: Cluster) -> Layout:
         global_batch=global_batch,
         seq_len=seq_len,
         precision=precision,
-        grad_dtype=plan.grad_dtype or software.grad_dtype.get(precision, "fp32"),
+        grad_dtype=grad_dtype,
         attention=attention,
         launch_s=_launch_s(plan, software, cluster, dp),
         ring_extra_s=software.cross_node_step_s * (plan.tp - 1) if plan.tp > cluster.gpus_per_node else 0.0,
@@ -287,31 +297,15 @@ def _samples(plan: Plan, model: Model, dp: int, microbatches: int, seq_len: int)
     if (plan.cp > 1 and multiple % (2 * plan.cp)) or (plan.sequence_parallel and multiple // plan.cp % plan.tp):
         parts = 2 * plan.cp * (plan.tp if plan.sequence_parallel else 1)
         raise PlanError(
-            f"data.multiple {multiple} leaves sequences that tp {plan.tp} and cp {plan.cp} cannot divide evenly; set it "
-            f"to a multiple of {parts}"
+            f"data.multiple {multiple} leaves sequences that tp {plan.tp} and cp {plan.cp} cannot divide evenly; set "
+            f"it to a multiple of {parts}"
         )
     longest = seq_len if plan.seq_len is not None else model.max_positions
     return step_samples(plan.data, dp=dp, micro_batch=plan.micro_batch, microbatches=microbatches, longest=longest)
 
 
-def _worker_gpus(plan: Plan, cluster: Cluster) -> int:
-    """GPUs that train: all but those of nodes that are parameter servers."""
-    server = plan.sync if isinstance(plan.sync, ParameterServer) else None
-    if server is None or server.on != "nodes":
-        return cluster.gpus
-    nodes = server.servers or 1
-    if nodes >= cluster.nodes:
-        raise PlanError(
-            f"{nodes} servers on nodes of their own leave no worker of the cluster's {cluster.nodes} nodes; set "
-            f"sync.servers to at most {cluster.nodes - 1}, or add nodes"
-            if cluster.nodes > 1
-            else f"servers on nodes of their own need a second node, but the cluster has one; set sync.on=hosts"
-        )
-    return cluster.gpus - nodes * cluster.gpus_per_node
-
-
 def _data_parallel(plan: Plan, cluster: Cluster) -> int:
-    gpus = _worker_gpus(plan, cluster)
+    gpus = worker_gpus(plan, cluster)
     degrees = {"tp": plan.tp, "cp": plan.cp, "pp": plan.pp}
     model_parallel = prod(degrees.values())
     shown = " × ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1 or name != "cp")

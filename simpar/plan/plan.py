@@ -118,7 +118,7 @@ class Plan(Description):
         overlap: which communication runs beside compute.
         sync: how replicas agree on their parameters: ``all_reduce`` (and what ``zero`` makes of it) or
             ``parameter_server``, also as fields: :class:`simpar.plan.sync.ParameterServer`.
-        sync_every: replicas (with ``zero``, the groups that shard) train on their own for so many steps and then average
+        sync_every: replicas (with ``zero``, the groups that shard) train apart for so many steps and then average
             their parameters (local SGD, Stich 2019; DiLoCo, Douillard et al. 2023). Times are those of a step, on the
             mean of such a round.
         outer_optimizer: what happens then: ``average``, or a step of ``nesterov`` along the mean change (DiLoCo).

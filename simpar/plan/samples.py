@@ -1,12 +1,14 @@
 """Who gets which samples: a data set of samples of different lengths, divided over data-parallel ranks."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from simpar.description import Description
 from simpar.errors import PlanError, SimparError
@@ -50,14 +52,18 @@ class Lengths(Description):
         """The lengths in tokens."""
         generator = np.random.default_rng(self.seed)
         if self.distribution == "uniform":
-            drawn = generator.integers(self.shortest, self.longest, self.samples, endpoint=True)
+            drawn = generator.integers(self.shortest, self.longest, self.samples, endpoint=True).astype(np.float64)
         else:
             middle = np.log(self.mean) - self.spread**2 / 2  # the mean of a lognormal is exp(mu + sigma²/2)
-            drawn = generator.lognormal(middle, self.spread, self.samples)
-            drawn = np.clip(np.rint(drawn), self.shortest, self.longest)
+            drawn = np.rint(generator.lognormal(middle, self.spread, self.samples))
+        drawn = np.clip(drawn, self.shortest, self.longest)
         if self.order == "sorted":
             drawn = np.sort(drawn)
         return tuple(int(length) for length in drawn)
+
+
+def _read_lengths(value: Any) -> Any:
+    return Lengths.model_validate(value) if isinstance(value, Mapping) else value
 
 
 class Data(Description):
@@ -75,7 +81,9 @@ class Data(Description):
 
     error_type: ClassVar[type[SimparError]] = PlanError
 
-    lengths: Lengths | tuple[Positive, ...] | Annotated[str, Field(min_length=1)]
+    lengths: Annotated[
+        Lengths | tuple[Positive, ...] | Annotated[str, Field(min_length=1)], BeforeValidator(_read_lengths)
+    ]
     partition: Literal["block", "ring"] = "block"
     multiple: Positive = 64
     step: Annotated[int, Field(ge=0)] = 0
@@ -161,7 +169,7 @@ def owners(samples: int, dp: int, partition: str) -> tuple[range, ...]:
         return tuple(range(rank, samples, dp) for rank in range(dp))
     share, more = divmod(samples, dp)
     starts = [rank * share + min(rank, more) for rank in range(dp + 1)]
-    return tuple(range(start, end) for start, end in zip(starts, starts[1:], strict=False))
+    return tuple(range(start, end) for start, end in pairwise(starts))
 
 
 def step_samples(
@@ -186,8 +194,8 @@ def step_samples(
         whole = len(lengths) // (each * dp)
         mend = f"set data.step to at most {whole - 1}" if whole else f"give at least {each * dp} lengths"
         raise PlanError(
-            f"data of {len(lengths)} samples has {whole} whole steps of {each * dp}, but step {data.step} is asked for; "
-            f"{mend}"
+            f"data of {len(lengths)} samples has {whole} whole steps of {each * dp}, but step {data.step} is asked for"
+            f"; {mend}"
         )
 
     def length(sample: int) -> int:

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from simpar.description import Description
 from simpar.errors import PlanError, SimparError, nearest
+from simpar.hardware.cluster import Cluster
 
 if TYPE_CHECKING:
     from simpar.plan.plan import Plan
@@ -48,6 +49,8 @@ class ParameterServer(Description):
             raise ValueError(f"bound {self.bound} belongs to mode 'stale_synchronous', not '{self.mode}'; drop it")
         if self.bound is None and self.mode == "stale_synchronous":
             raise ValueError("mode 'stale_synchronous' needs a bound, such as bound=3; asynchronous has none")
+        if self.steps == 1:
+            raise ValueError("steps 1 shows no step that follows another; set steps to at least 2")
         if self.steps is not None and self.mode == "synchronous":
             raise ValueError(
                 f"steps {self.steps} has no meaning with mode 'synchronous', whose steps are alike; drop it"
@@ -115,8 +118,8 @@ def _check_server(plan: "Plan") -> None:
     for name, value, most in (("zero", plan.zero, 0), ("pp", plan.pp, 1), ("cp", plan.cp, 1), ("ep", plan.ep, 1)):
         if value > most:
             raise ValueError(
-                f"{name} {value} cannot go with sync 'parameter_server', whose servers hold the states and whose workers "
-                f"hold whole models; set {name}={most} or sync=all_reduce"
+                f"{name} {value} cannot go with sync 'parameter_server', whose servers hold the states and whose "
+                f"workers hold whole models; set {name}={most} or sync=all_reduce"
             )
     if plan.sync_every > 1:
         raise ValueError(
@@ -144,3 +147,22 @@ def _check_periodic(plan: "Plan") -> None:
             f"{every} with cp {plan.cp} needs groups that hold whole sequences; set zero and a dp_shard that is a "
             f"multiple of {plan.cp}"
         )
+
+
+def worker_gpus(plan: "Plan", cluster: Cluster) -> int:
+    """GPUs that train: all but those of nodes that are parameter servers.
+
+    Raises:
+        PlanError: no node is left for a worker.
+    """
+    if not isinstance(plan.sync, ParameterServer) or plan.sync.on != "nodes":
+        return cluster.gpus
+    if cluster.nodes == 1:
+        raise PlanError("servers on nodes of their own need a second node, but the cluster has one; set sync.on=hosts")
+    nodes = plan.sync.servers or 1
+    if nodes >= cluster.nodes:
+        raise PlanError(
+            f"{nodes} servers on nodes of their own leave no worker of the cluster's {cluster.nodes} nodes; set "
+            f"sync.servers to at most {cluster.nodes - 1}, or add nodes"
+        )
+    return cluster.gpus - nodes * cluster.gpus_per_node

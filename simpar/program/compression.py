@@ -93,7 +93,7 @@ class Compression:
                 return [Collective("all_reduce", wire, group, "gradients", microbatch)]
 
     def sum_parts(self, parameters: int, ranks: int) -> list[Launch]:
-        """Kernels between the two exchanges of ``int8``: a rank reads everyone's part of its share, and packs the sum."""
+        """Kernels between the two exchanges of ``int8``: a rank reads all parts of its share, and packs the sum."""
         if self.method != "int8":
             return []
         wire = self.wire_bytes(parameters)

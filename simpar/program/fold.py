@@ -51,8 +51,8 @@ def simulated(layout: Layout, cluster: Cluster, faults: Faults | None, *, fold: 
         replicas = {**{rest[0]: len(rest) for rest in rests}, **dict.fromkeys(sorted(hit), 1)}
     uneven = faults is not None and bool(faults.speeds or faults.link_rates or faults.jitter.spread)
     by_kernel = faults is not None and faults.jitter.per == "kernel" and faults.jitter.spread > 0
-    wait = by_kernel or layout.plan.tp * layout.plan.cp * _experts(layout) > 1
-    waiting = frozenset(everyone) if _experts(layout) > 1 else hit  # experts are spread over replicas
+    wait = by_kernel or layout.plan.tp * layout.plan.cp * layout.expert_ranks > 1
+    waiting = frozenset(everyone) if layout.experts_span_replicas else hit  # experts are spread over replicas
     return Simulated(folded=False, replicas=replicas, opened=waiting if uneven and wait else frozenset())
 
 
@@ -84,11 +84,7 @@ def _told_apart_by_groups_only(layout: Layout, cluster: Cluster) -> bool:
     """Whether replicas that nothing strikes stay alike beside others that are late."""
     apart = layout.shard != layout.replicas and layout.plan.zero > 0
     shares = cluster.node_link.axes is not None or (cluster.fabric is not None and cluster.fabric.pod_nodes is not None)
-    return not apart and not shares and layout.plan.cp == 1 and _experts(layout) == 1
-
-
-def _experts(layout: Layout) -> int:
-    return int(getattr(layout.plan, "ep", 1))
+    return not apart and not shares and layout.plan.cp == 1 and not layout.experts_span_replicas
 
 
 def replicas_are_alike(layout: Layout, cluster: Cluster) -> bool:

@@ -48,7 +48,8 @@ class Collective(NamedTuple):
     """One collective on the stream of its group; it starts when the last member arrives.
 
     ``nbytes`` follows nccl-tests: the buffer of an all-reduce, the output of an all-gather, the input of a
-    reduce-scatter, what one rank sends in an all-to-all or, to its neighbour in a ring, in a shift. ``extra_s`` is latency beyond that of the network.
+    reduce-scatter, what one rank sends in an all-to-all or, to its neighbour in a ring, in a shift. ``extra_s`` is
+    latency beyond that of the network.
     """
 
     op: CollectiveOp
@@ -197,8 +198,8 @@ class Program:
     """A step: rank programs that together hold every sender, receiver and group member that is simulated.
 
     ``placement`` is the GPU of every rank; None leaves it to the cluster. ``stage_sync`` and ``stage_buffer`` say how
-    messages are handed over (see :class:`simpar.plan.plan.Plan`). ``guests`` are ranks beyond those of the job (servers)
-    with the place of each: a GPU, or from the number of GPUs on the host of a node.
+    messages are handed over (see :class:`simpar.plan.plan.Plan`). ``guests`` are ranks beyond those of the job
+    (servers) with the place of each: a GPU, or from the number of GPUs on the host of a node.
     """
 
     ranks: tuple[RankProgram, ...]

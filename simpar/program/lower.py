@@ -145,9 +145,7 @@ def _whole(backward: Action) -> Action:
 class _Rank:
     """Writes the instructions of one rank, in host order."""
 
-    def __init__(
-        self, context: _Context, stage: int, replica: int, tp_rank: int, stands_for: int
-    ) -> None:
+    def __init__(self, context: _Context, stage: int, replica: int, tp_rank: int, stands_for: int) -> None:
         layout, schedule = context.layout, context.schedule
         self._context = context
         self._layout = layout
@@ -180,7 +178,8 @@ class _Rank:
 
     def program(self, context_bytes: int) -> RankProgram:
         """The rank's program."""
-        for self._step in range(self._layout.steps):
+        for step in range(self._layout.steps):
+            self._step = step
             self._add_step()
         return RankProgram(
             rank=self._layout.rank(self._stage, self._replica, self._tp_rank),

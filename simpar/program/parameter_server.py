@@ -90,7 +90,7 @@ class Keys:
                 for key, cut in cuts.items()
             }
         load = [0] * self.servers
-        found = {}
+        found: dict[Key, tuple[tuple[int, int], ...]] = {}
         for key in self.all:
             least = min(range(self.servers), key=lambda s: (load[s], s))
             load[least] += key.parameters
@@ -304,7 +304,7 @@ def _server(keys: Keys, server: int, workers: Sequence[int]) -> RankProgram:
                 writer.add(*_update(keys, kept[key]))
     return RankProgram(
         rank=keys.rank(server, workers[0]),
-        stage=layout.plan.pp,
+        stage=0,
         replicas=0,
         resident=(),
         instructions=tuple(writer.instructions),
@@ -351,4 +351,4 @@ def _clock(keys: Keys, bound: int) -> RankProgram:
             for worker, t in peers:
                 peer, tag = layout.rank(0, worker, t), ("go", step, worker, t)
                 writer.add(Send(STREAM, peer, _CLOCK_BYTES, tag, launches=0))
-    return RankProgram(keys.clock, layout.plan.pp, 0, (), tuple(writer.instructions))
+    return RankProgram(keys.clock, 0, 0, (), tuple(writer.instructions))

@@ -5,7 +5,6 @@ random with a constant rate, in restarts too. What the step itself costs is :fun
 much of the time is spent on steps that count.
 """
 
-import math
 from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -243,8 +242,9 @@ def goodput(
     # where checkpoints cost nothing, one after each step is best
     shortest = step_s or failures.mtbf_s / 1000
     daly_s = max(daly_interval_s(**costs), shortest)
+    if interval_s is not None:
+        failures.check_interval(interval_s)
     chosen_s = _whole_steps(daly_s if interval_s is None else interval_s, step_s)
-    failures.check_interval(chosen_s)
     grid = {_whole_steps(daly_s * _SPAN ** (2 * i / (_POINTS - 1) - 1), step_s) for i in range(_POINTS)}
     seeds = range(seed, seed + runs)
     made = {x: [simulate_run(failures, x, seed=each) for each in seeds] for x in sorted({*grid, chosen_s})}
@@ -279,6 +279,4 @@ def _expected(failures: Failures, interval_s: float) -> float:
 
 
 def _whole_steps(interval_s: float, step_s: float) -> float:
-    if not step_s or not math.isfinite(interval_s):
-        return interval_s
-    return max(round(interval_s / step_s), 1) * step_s
+    return max(round(interval_s / step_s), 1) * step_s if step_s else interval_s

@@ -40,6 +40,8 @@ class Dependence:
     def __init__(self, result: Result) -> None:
         self.steps: Steps = steps_of(result)
         self.step_ns = result.trace.step_ns
+        # a trace may cover several steps
+        self._of_a_step = result.step_time_s / result.trace.step_s if result.trace.step_ns else 0.0
         self.machine = Machine(result.job.cluster, self.steps.program.launch_s)
         self.prices = self._prices(self.machine)
         self.weights: Weights = weigh(self.steps, self.prices)
@@ -49,7 +51,7 @@ class Dependence:
         up, down = (
             self._prices(slower(self.machine, factor)).total_ns(self.weights) for factor in (1 + CHANGE, 1 - CHANGE)
         )
-        return (up - down) / (2 * CHANGE) * 1e-9
+        return (up - down) / (2 * CHANGE) * 1e-9 * self._of_a_step
 
     def _prices(self, machine: Machine) -> Prices:
         known = self.prices if machine is not self.machine else None

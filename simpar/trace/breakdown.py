@@ -51,9 +51,8 @@ class RankTime:
         """The mean of so many steps."""
         if steps == 1:
             return self
-        mean: dict[str, Any] = {
-            field.name: _divided(getattr(self, field.name), steps) for field in fields(self) if field.name.endswith("_s")
-        }
+        names = [field.name for field in fields(self) if field.name.endswith("_s")]
+        mean: dict[str, Any] = {name: _divided(getattr(self, name), steps) for name in names}
         return replace(self, **mean)
 
 
@@ -96,6 +95,9 @@ def _rank_time(trace: Trace, rank: int) -> RankTime:
             exposed[stream] = exposed.get(stream, 0) + shown * count
             hidden[stream] = hidden.get(stream, 0) + behind * count
         interference += gpu_ns - made.gpu_ns * count
+    alone = mine[details.template[mine] == NONE]  # kernels between operations
+    for kind in KERNEL_KINDS:
+        busy[kind] += int(spans.duration_ns[alone[spans.kind[alone] == KINDS.index(kind)]].sum())
     host_wait = int(details.host_wait_ns[mine].sum())
     counted = sum(busy.values()) + optimizer + interference + host_wait + sum(exposed.values())
     return RankTime(

@@ -65,8 +65,8 @@ def to_perfetto(trace: Trace, path: str | Path, *, kernels: bool = False) -> Non
     """Writes the Trace Event Format that ui.perfetto.dev and chrome://tracing open.
 
     Processes are ranks (in the order of their stages), threads are streams, times are µs with all nanoseconds
-    of the clock. Counters show memory by category and how busy links are; arrows lead from an operation to one on another lane that
-    waited for it.
+    of the clock. Counters show memory by category and how busy links are; arrows lead from an operation to one on
+    another lane that waited for it.
 
     Args:
         trace: what to write.
@@ -220,8 +220,8 @@ def crossings(trace: Trace) -> tuple[IntColumn, IntColumn]:
 def counters(trace: Trace, tables: tuple[Spans, ...]) -> Iterator[tuple[str, int, int, float]]:
     """Values that change in the course of a step: name, rank, time (ns) and value.
 
-    Memory is in bytes by category, at each change; links are, by the spans of ``tables``, the per cent of a bin of time in which the streams of a
-    communicator carry something, on the mean of all ranks, and are told at the first rank.
+    Memory is in bytes by category, at each change; links are, by the spans of ``tables``, the per cent of a bin of time
+    in which the streams of a communicator carry something, on the mean of all ranks, and are told at the first rank.
     """
     held: dict[tuple[int, str], int] = {}
     memory = trace.memory

@@ -13,7 +13,6 @@ from simpar.trace.trace import Trace
 _Writer = Callable[[Trace, Path, bool], None]
 
 
-
 def _folder(trace: Trace, path: Path, kernels: bool) -> None:  # noqa: ARG001 - it always has them
     to_kineto(trace, path)
 
@@ -43,7 +42,9 @@ def check_format(path: str | Path) -> str:
     name = Path(path).name.lower()
     found = next((suffix for suffix in sorted(FORMATS, key=len, reverse=True) if name.endswith(suffix)), None)
     if found is None:
-        raise JobError(f"'{path}' does not say in which format to write the trace; end the name with {', '.join(FORMATS)}")
+        raise JobError(
+            f"'{path}' does not say in which format to write the trace; end the name with {', '.join(FORMATS)}"
+        )
     return found
 
 

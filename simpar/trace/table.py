@@ -1,6 +1,7 @@
 """The spans of a trace as typed columns, for Parquet and for data frames."""
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ def span_table(trace: Trace, *, kernels: bool = False) -> dict[str, Any]:
     """
     tables = [("operation", trace.spans), *([("kernel", trace.kernels())] if kernels else [])]
     parts = [_columns(trace, spans, level) for level, spans in tables]
-    return {name: np.ma.concatenate([part[name] for part in parts]) for name in CSV_HEADER}
+    joined: Callable[[list[Any]], Any] = np.ma.concatenate  # numpy has no types for it
+    return {name: joined([part[name] for part in parts]) for name in CSV_HEADER}
 
 
 def _columns(trace: Trace, spans: Spans, level: str) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from simpar.units import format_time
 from simpar.validation.predict import Prediction
 from simpar.validation.report import ValidationReport
 from simpar.validation.statistics import REGIMES
-from simpar.view.page import write_page
+from simpar.view.figure import dress, legend_above
+from simpar.view.page import View, write_page
 from simpar.view.palette import LIGHT
 
 # twelve hues that stay apart for colour-blind readers too (Okabe and Ito 2008, then Tol's muted set)
@@ -29,7 +30,9 @@ _HUES = (
     "#DDCC77",
     "#AA4499",
 )
+_FEW = 20  # rows of a box that are shown one by one
 _FLAGGED = "#B8BEC8"
+_LEGEND_PX, _LEGEND_TOP_PX = 116, 70
 _BANDS = ((0.1, "rgba(10, 72, 214, 0.10)"), (0.25, "rgba(10, 72, 214, 0.06)"))
 
 
@@ -37,13 +40,24 @@ def accuracy(report: ValidationReport) -> go.Figure:
     """Predicted against measured step time (log-log, one colour a group), and below the error by regime."""
     columns = 3
     rows = 1 + -(-len(REGIMES) // columns)
+    blank = rows * columns - columns - len(REGIMES)  # cells of the last row without a plot
     figure = make_subplots(
+        figure=View(),
         rows=rows,
         cols=columns,
-        specs=[[{"colspan": columns}, *[None] * (columns - 1)], *[[{}] * columns for _ in range(rows - 1)]],
-        row_heights=[0.52, *[0.48 / (rows - 1)] * (rows - 1)],
-        vertical_spacing=0.09,
-        subplot_titles=["", *(f"error by {name}" for name in REGIMES)],
+        specs=[
+            [{"colspan": columns - 1}, *[None] * (columns - 2), {}],
+            *[[{}] * columns for _ in range(rows - 2)],
+            [*[{}] * (columns - blank), *[None] * blank],
+        ],
+        row_heights=[0.46, *[0.54 / (rows - 1)] * (rows - 1)],
+        vertical_spacing=0.085,
+        horizontal_spacing=0.07,
+        subplot_titles=[
+            "predicted against measured",
+            "how often an error occurs",
+            *(f"error by {name}" for name in REGIMES),
+        ],
     )
     done = [p for p in report.clean if p.predicted_s is not None]
     flagged = [p for p in report.suspicious if p.predicted_s is not None]
@@ -56,6 +70,7 @@ def accuracy(report: ValidationReport) -> go.Figure:
         groups.setdefault(name, []).append(prediction)
     for number, (name, members) in enumerate(groups.items()):
         _dots(figure, members, name, _HUES[number % len(_HUES)])
+    _histogram(figure, done, columns)
     for number, regime in enumerate(REGIMES.values()):
         where = {"row": 2 + number // columns, "col": 1 + number % columns}
         cells: dict[str, list[float]] = {}
@@ -94,7 +109,7 @@ def _diagonal(figure: go.Figure, predictions: Sequence[Prediction]) -> None:
 
 
 def _dots(figure: go.Figure, members: Sequence[Prediction], name: str, colour: str) -> None:
-    figure.add_scattergl(
+    figure.add_scatter(
         x=[p.run.step_time_s for p in members],
         y=[p.predicted_s for p in members],
         mode="markers",
@@ -121,6 +136,21 @@ def _hover(prediction: Prediction) -> str:
     )
 
 
+def _histogram(figure: go.Figure, done: Sequence[Prediction], column: int) -> None:
+    figure.add_histogram(
+        x=[p.error for p in done],
+        xbins={"start": -1.0, "end": 1.0, "size": 0.05},
+        marker={"color": LIGHT.accent, "opacity": 0.55, "line": {"width": 1, "color": LIGHT.surface}},
+        hovertemplate="error %{x}: %{y} rows<extra></extra>",
+        showlegend=False,
+        row=1,
+        col=column,
+    )
+    figure.add_vline(x=0, line={"color": LIGHT.faint, "width": 1}, row=1, col=column)
+    figure.update_xaxes(tickformat="+.0%", range=[-0.75, 0.75], title_text="error", row=1, col=column)
+    figure.update_yaxes(title_text="rows", row=1, col=column)
+
+
 def _boxes(figure: go.Figure, cells: dict[str, list[float]], where: dict[str, int]) -> None:
     def order(label: str) -> tuple[bool, float, str]:
         digits = "".join(c for c in label if c.isdigit())
@@ -132,12 +162,17 @@ def _boxes(figure: go.Figure, cells: dict[str, list[float]], where: dict[str, in
             name=f"{label} ({len(cells[label]):,})",
             marker_color=LIGHT.accent,
             line_width=1,
-            boxpoints=False,
+            boxpoints="all" if len(cells[label]) <= _FEW else False,
+            pointpos=0,
+            jitter=0.4,
+            marker_size=4,
             showlegend=False,
             hoverinfo="y",
             **where,
         )
-    figure.update_yaxes(tickformat="+.0%", range=[-0.6, 0.6], zeroline=True, zerolinecolor=LIGHT.faint, **where)
+    figure.update_yaxes(
+        tickformat="+.0%", range=[-0.6, 0.6], dtick=0.25, zeroline=True, zerolinecolor=LIGHT.faint, **where
+    )
     figure.update_xaxes(tickfont_size=10, **where)
 
 
@@ -149,13 +184,10 @@ def _decorate(figure: go.Figure, report: ValidationReport) -> None:
             f"{whole.n:,} rows without a flag: median error {whole.median:.1%}, 90th percentile {whole.p90:.1%}, "
             f"bias {whole.bias:+.1%}"
         )
-    figure.update_layout(
-        template=LIGHT.template,
-        title={"text": f"Predicted and measured step times<br><sub>{said}</sub>", "x": 0.01, "xanchor": "left"},
-        height=1150,
-        margin={"l": 70, "r": 20, "t": 90, "b": 60},
-        legend={"x": 1.0, "xanchor": "right", "y": 0.52, "yanchor": "bottom", "bgcolor": "rgba(255,255,255,0.8)"},
-        font_color=LIGHT.text,
-    )
-    figure.update_xaxes(type="log", title_text="measured step time [s]", exponentformat="SI", row=1, col=1)
-    figure.update_yaxes(type="log", title_text="predicted step time [s]", exponentformat="SI", row=1, col=1)
+    figure.update_annotations(font_size=13)
+    figure.update_layout(legend=legend_above(LIGHT), bargap=0.03, boxgap=0.4)
+    dress(figure, LIGHT, title="Predicted and measured step times", subtitle=said, height=1000, above=_LEGEND_PX)
+    figure.update_layout(legend={"y": 1.0, "yref": "container", "yanchor": "top"})
+    figure.layout.legend.y = 1 - _LEGEND_TOP_PX / figure.layout.height
+    figure.update_xaxes(type="log", title_text="measured step time (s)", exponentformat="none", dtick=1, row=1, col=1)
+    figure.update_yaxes(type="log", title_text="predicted step time (s)", exponentformat="none", dtick=1, row=1, col=1)

@@ -9,6 +9,7 @@ from simpar.trace.breakdown import RankTime
 from simpar.trace.utilisation import communicator
 from simpar.units import format_time
 from simpar.view.figure import dress, legend_above
+from simpar.view.page import View
 from simpar.view.palette import Palette, between, label, palette
 
 MOST_BARS = 48
@@ -31,11 +32,14 @@ def breakdown_bars(ranks: Sequence[RankTime], *, dark: bool = False, title: str 
     step_s = max((_total(rank) for rank in shown), default=0.0)
     streams = list(dict.fromkeys(s for rank in shown for s in (*rank.exposed_s, *rank.hidden_s)))
     figure = make_subplots(
+        figure=View(),
         rows=2 if streams else 1,
         cols=1,
         row_heights=[0.55, 0.45] if streams else None,
         vertical_spacing=0.12 if len(shown) > 4 else 0.18,
-        subplot_titles=["the step of each rank", "its communication: exposed (full colour), hidden (pale)"][: 1 + bool(streams)],
+        subplot_titles=["the step of each rank", "its communication: exposed (full colour), hidden (pale)"][
+            : 1 + bool(streams)
+        ],
     )
     _add_step(figure, shown, names, step_s, colours)
     if streams:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import wrap
 from typing import Literal
 
 import plotly.graph_objects as go
@@ -15,8 +16,9 @@ Form = Literal["lines", "bars", "stack"]
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
 _DASHES = ("solid", "dash", "dot")
 _HEIGHT = 640
-_LINE_OF_TITLE = 22  # pixels
-_WORDS_A_LINE = 24
+_LINE_OF_TITLE = 18  # pixels
+_WIDTH = 150  # characters of a line of the answer
+_LONG_LABEL = 14  # characters, from which on a label of the axis breaks at its commas
 
 
 def chart(
@@ -47,7 +49,8 @@ def chart(
         raise JobError(f"no series of '{title}' has a number, so there is nothing to draw; give one or more")
     colours = palette(dark)
     tones = list(colours.memory.values())
-    lines = _wrapped(answer)
+    lines = [part for line in answer.splitlines() for part in wrap(line, _WIDTH)]
+    names = list(dict.fromkeys(name for numbers in series.values() for name in numbers))
     figure = go.Figure()
     for number, (name, numbers) in enumerate(series.items()):
         tone = tones[number % len(tones)]
@@ -67,29 +70,32 @@ def chart(
         plot_bgcolor=colours.surface,
         font={"color": colours.text, "size": 14},
         height=_HEIGHT + _LINE_OF_TITLE * len(lines),
-        margin={"t": 80 + _LINE_OF_TITLE * len(lines), "r": 30},
-        title={
-            "text": f"{title}<br><span style='font-size:14px'>{'<br>'.join(lines)}</span>",
-            "x": 0.01,
-            "y": 0.98,
-            "yanchor": "top",
-        },
+        margin={"t": 70 + _LINE_OF_TITLE * len(lines), "r": 30},
+        title={"text": title, "x": 0, "xref": "paper", "y": 1, "yanchor": "top", "pad": {"t": 20}},
         barmode="stack" if form == "stack" else "group",
-        xaxis={"title": across, "type": "category"},
+        xaxis={"title": across, "type": "category", "tickvals": names, "ticktext": [_broken(name) for name in names]},
         yaxis={"title": value, "rangemode": "tozero"},
         showlegend=len(series) > 1,
         hovermode="x unified",
     )
+    if lines:
+        figure.add_annotation(
+            text="<br>".join(lines),
+            xref="paper",
+            yref="paper",
+            x=0,
+            y=1,
+            xanchor="left",
+            yanchor="bottom",
+            yshift=12,
+            align="left",
+            showarrow=False,
+        )
     return figure
 
 
-def _wrapped(text: str) -> list[str]:
-    """Lines of a length that a window holds."""
-    lines = []
-    for line in text.splitlines():
-        words = line.split()
-        lines += [" ".join(words[at : at + _WORDS_A_LINE]) for at in range(0, len(words), _WORDS_A_LINE)]
-    return lines
+def _broken(label: str) -> str:
+    return label.replace(", ", ",<br>") if len(label) > _LONG_LABEL else label
 
 
 def write_chart(

@@ -20,7 +20,7 @@ _WORDS, _HEAD_PX, _LINE_PX, _FOOT_PX = 150, 62, 18, 56
 _PICTURE_PX = 1280
 
 
-def dress(  # noqa: PLR0913 - geometry
+def dress(
     figure: go.Figure,
     colours: Palette,
     *,

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from simpar.trace.trace import Lane
 from simpar.view.hover import TimeUnit
 from simpar.view.palette import Palette
-from simpar.view.rows import Rows, who
+from simpar.view.rows import Rows, role, who
 
 FONT = "system-ui, sans-serif"
 _HEADER_PX, _FOOTER_PX = 132, 56
@@ -120,7 +120,7 @@ def add_lane_names(figure: go.Figure, lanes: tuple[Lane, ...], rows: Rows, colou
         lane = lanes[group.lane]
         apart = "<br>" if (group.bottom - group.top) * rows.unit_px >= 28 else "  "
         figure.add_annotation(
-            text=f"<b>stage {lane.stage}</b>{apart}<span style='{small}'>{who(lane)}</span>",
+            text=f"<b>{role(lane)}</b>{apart}<span style='{small}'>{who(lane)}</span>",
             xshift=14 - figure.layout.margin.l,
             y=(group.top + group.bottom) / 2,
             yanchor="middle",

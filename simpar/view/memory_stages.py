@@ -8,6 +8,7 @@ from simpar.program.footprint import Footprint
 from simpar.trace.trace import MEMORY_CATEGORIES
 from simpar.units import GIB, format_bytes
 from simpar.view.figure import dress, legend_above
+from simpar.view.page import View
 from simpar.view.palette import palette, readable_on
 
 _MOST_BARS = 64
@@ -33,7 +34,7 @@ def memory_stages(
     shown = ordered[:_MOST_BARS]
     several = len({f.stage for f in shown}) < len(shown)
     names = [f"stage {f.stage}" + (f"<br>GPU {f.rank}" if several else "") for f in shown]
-    figure = go.Figure()
+    figure = View()
     highest = max([f.peak_bytes for f in shown] + [capacity_bytes or 0]) or 1
     for category in MEMORY_CATEGORIES:
         held = [f.by_category.get(category, 0) for f in shown]
@@ -62,7 +63,8 @@ def memory_stages(
             yanchor="bottom",
             font={"color": colours.alarm if over else colours.text},
         )
-    said = f"at the fullest moment of each rank; the fullest holds {format_bytes(max((f.peak_bytes for f in ordered), default=0))}"
+    fullest = max((f.peak_bytes for f in ordered), default=0)
+    said = f"at the fullest moment of each rank; the fullest holds {format_bytes(fullest)}"
     if capacity_bytes:
         figure.add_hline(
             y=capacity_bytes / GIB,

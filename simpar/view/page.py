@@ -10,6 +10,7 @@ import gzip
 import json
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
@@ -66,6 +67,30 @@ CONFIG = {
     "toImageButtonOptions": {"format": "svg", "filename": "simpar"},
 }
 """How plotly.js behaves in every page."""
+
+
+class View(go.Figure):  # type: ignore[misc]  # plotly has no types
+    """A figure whose files are whole: they need no network, and share nothing."""
+
+    def write_html(self, file: Any, *args: Any, **kwargs: Any) -> None:
+        """Writes one HTML file that opens anywhere.
+
+        Options of plotly's own ``write_html`` lead to plotly's page, without the button that sends it to a server.
+        """
+        if args or kwargs:
+            kwargs["config"] = {**CONFIG, **kwargs.get("config", {})}
+            super().write_html(file, *args, **kwargs)
+        else:
+            write_page(self, file)
+
+    def show(self, *args: Any, **kwargs: Any) -> None:
+        """Shows the figure, without the button that sends it to a server."""
+        kwargs["config"] = {**CONFIG, **kwargs.get("config", {})}
+        super().show(*args, **kwargs)
+
+    def _ipython_display_(self) -> None:
+        """What a notebook does with the last value of a cell."""
+        self.show()
 
 
 def write_page(figure: go.Figure, path: str | Path, *, title: str = "simpar") -> None:

@@ -1,9 +1,9 @@
 """The step's kernels under the roofs of their device: work per byte against the rate at which it was done.
 
-Matrix products and attention lie on the classic roofline (Williams, Waterman and Patterson 2009). Kernels that only move
-memory have no FLOP that anybody counts; a second panel shows the bandwidth that they reach over the bytes of a launch.
-Bytes are those that a kernel must move (each operand and result once), so a kernel above the slanted roof has operands
-that stay in cache.
+Matrix products and attention lie on the classic roofline (Williams, Waterman and Patterson 2009). Kernels that only
+move memory have no FLOP that anybody counts; a second panel shows the bandwidth that they reach over the bytes of a
+launch. Bytes are those that a kernel must move (each operand and result once), so a kernel above the slanted roof has
+operands that stay in cache.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +17,7 @@ from plotly.subplots import make_subplots
 from simpar.trace.trace import KERNEL_KINDS, KINDS, Trace
 from simpar.units import TFLOP, format_bytes, format_time
 from simpar.view.figure import dress, legend_above
+from simpar.view.page import View
 from simpar.view.palette import Palette, label, palette
 
 _LARGEST_PX, _SMALLEST_PX = 46.0, 5.0
@@ -111,6 +112,7 @@ def roofline(
     working = [p for p in found if p.flop > 0]
     moving = [p for p in found if p.flop <= 0]
     figure = make_subplots(
+        figure=View(),
         rows=1,
         cols=2,
         column_widths=[0.62, 0.38],
@@ -163,14 +165,16 @@ def _add_roofs(
             row=1,
             col=1,
         )
-        _note(figure, f"{name} dense peak {peak / TFLOP:,.0f} TFLOP/s", log10(high), log10(peak / TFLOP), colours, col=1)
+        _note(
+            figure, f"{name} dense peak {peak / TFLOP:,.0f} TFLOP/s", log10(high), log10(peak / TFLOP), colours, col=1
+        )
     slant = low * 1.6
-    _note(figure, f"{memory * 1e-12:.3g} TB/s", log10(slant), log10(slant * memory / TFLOP), colours, col=1, right=False)
+    _note(
+        figure, f"{memory * 1e-12:.3g} TB/s", log10(slant), log10(slant * memory / TFLOP), colours, col=1, right=False
+    )
 
 
-def _note(
-    figure: go.Figure, text: str, x: float, y: float, colours: Palette, *, col: int, right: bool = True
-) -> None:
+def _note(figure: go.Figure, text: str, x: float, y: float, colours: Palette, *, col: int, right: bool = True) -> None:
     inside = col == 2
     figure.add_annotation(
         text=text,
@@ -231,7 +235,8 @@ def _spread(found: Sequence[Point], col: int) -> list[Point]:
 def _hover(point: Point) -> str:
     lines = [
         f"<b>{label(point.kind)}: {point.name}</b>",
-        f"{point.launches:,} launches of {format_time(point.seconds / point.launches)}, {point.share:.1%} of kernel time",
+        f"{point.launches:,} launches of {format_time(point.seconds / point.launches)}",
+        f"{point.share:.1%} of the time of all kernels",
         f"{format_bytes(point.nbytes)} · {point.bytes_per_s * 1e-12:.3g} TB/s",
     ]
     if point.flop > 0:

@@ -120,12 +120,19 @@ def pipeline_of(lanes: Sequence[Lane]) -> dict[int, int]:
 
 
 def who(lane: Lane) -> str:
-    """The GPU of a lane, and for how many it stands.
+    """The GPU of a lane, and for how many it stands; a parameter server stands for none of the job's.
 
-    >>> who(Lane(8, 1, "tp", 64))
-    'GPU 8 ×64 equal'
+    >>> who(Lane(8, 1, "tp", 64)), who(Lane(64, 0, "ps", 0))
+    ('GPU 8 ×64 equal', 'rank 64')
     """
+    if not lane.replicas:
+        return f"rank {lane.rank}"
     return f"GPU {lane.rank}" + (f" ×{lane.replicas:,} equal" if lane.replicas > 1 else "")
+
+
+def role(lane: Lane) -> str:
+    """What a lane's rank does: a stage of a pipeline, or a parameter server."""
+    return f"stage {lane.stage}" if lane.replicas else "server"
 
 
 def _stream_place(stream: str) -> int:

@@ -1,4 +1,4 @@
-"""A pipeline schedule as the field draws it: a row per rank, a column per unit of time, microbatch numbers in the cells.
+"""A pipeline schedule as the field draws it: a row per rank, a column per unit of time, microbatches as numbers.
 
 Times are uniform (a forward 1, a backward 2, its halves 1 each), so that the picture shows the order and its bubbles
 and nothing else; the timeline shows the same with the times of a job.
@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 from simpar.schedule.measure import Span, timetable
 from simpar.schedule.schedule import Action, Schedule
 from simpar.view.figure import dress, legend_above
+from simpar.view.page import View
 from simpar.view.palette import Palette, between, palette, readable_on, shade
 
 _WORDS = {"F": "forward", "B": "backward", "I": "backward: input gradient", "W": "backward: weight gradient"}
@@ -42,7 +43,7 @@ def schedule_grid(
     spans = timetable(schedule, forward=forward, backward=backward, weight=backward // 2)
     cells = list(_cells(schedule, spans))
     end = max((span.end for span in spans.values()), default=1)
-    figure = go.Figure()
+    figure = View()
     _add_ranks(figure, schedule.pp, end, colours)
     held = [schedule.stages_of(rank) for rank in range(schedule.pp)]
     chunks = max(map(len, held), default=1)
@@ -147,7 +148,9 @@ def _add_bars(figure: go.Figure, cells: list[Cell], name: str, colour: str, chun
             textangle=0,
             insidetextfont={"size": 11, "color": readable_on(colour)},
             constraintext="inside",
-            customdata=[[str(action), action.microbatch, action.stage, span.start, span.end] for action, span, *_ in cells],
+            customdata=[
+                [str(action), action.microbatch, action.stage, span.start, span.end] for action, span, *_ in cells
+            ],
             hovertemplate=f"<b>{name}</b> microbatch %{{customdata[1]}}<br>virtual stage %{{customdata[2]}}{part}<br>"
             "slots %{customdata[3]} to %{customdata[4]} · %{customdata[0]}<extra></extra>",
         )

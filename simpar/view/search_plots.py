@@ -1,4 +1,4 @@
-"""Plans of a search or a sweep as points: time, memory and cost with their front, and parallel coordinates."""
+"""Plans of a search or a sweep as points: time, memory and cost, with their front."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 from simpar.errors import JobError
 from simpar.units import GIB, format_bytes, format_time
 from simpar.view.figure import dress, legend_above
+from simpar.view.page import View
 from simpar.view.palette import Palette, palette
 
 Record = Mapping[str, Any]
@@ -18,7 +19,7 @@ FIGURES = (
 )  # fmt: skip
 """Keys of a record that are outcomes; the others say what the plan is."""
 
-_MOST_TEXTS = 4
+_MOST_TEXTS = 3
 
 
 def plan_fields(records: Sequence[Record]) -> list[str]:
@@ -28,6 +29,9 @@ def plan_fields(records: Sequence[Record]) -> list[str]:
     ['tp']
     """
     keys = dict.fromkeys(key for record in records for key in record if key not in FIGURES)
+    paths = [key for key in keys if key.startswith(("plan.", "model.", "cluster."))]
+    if paths:  # of a sweep, whose other columns follow from these
+        return [key for key in paths if len({repr(record.get(key)) for record in records}) > 1]
     return [key for key in keys if len({repr(record.get(key)) for record in records}) > 1]
 
 
@@ -64,10 +68,10 @@ def search_scatter(
     Raises:
         JobError: no record has figures.
     """
-    colours, rows = palette(dark), _with_figures(records)
+    colours, rows = palette(dark), with_figures(records)
     priced = any(row.get("cost_per_step") is not None for row in rows)
     best, varied = front(rows), plan_fields(rows)
-    figure = go.Figure()
+    figure = View()
     for fits in (True, False):
         members = [row for row in rows if bool(row.get("fits", True)) is fits]
         if members:
@@ -96,52 +100,15 @@ def search_scatter(
     )
     if capacity_bytes:
         _add_capacity(figure, capacity_bytes, colours)
-    figure.update_xaxes(title="step time", ticksuffix=" s", rangemode="tozero")
+    figure.update_xaxes(title="step time", ticksuffix=" s")
     figure.update_yaxes(title="memory of the fullest GPU (GiB)", rangemode="tozero")
     figure.update_layout(legend=legend_above(colours), hovermode="closest")
-    fastest = min(rows, key=lambda row: row["step_time_s"] if row.get("fits", True) else float("inf"))
-    said = f"{len(rows):,} plans; the fastest that fits: {plan_text(fastest, varied)}, {format_time(fastest['step_time_s'])}"
-    return dress(figure, colours, title=title or "plans", subtitle=said, height=540, above=34)
-
-
-def parallel_coordinates(records: Sequence[Record], *, dark: bool = False, title: str = "") -> go.Figure:
-    """One line per plan over the fields in which plans differ and over the figures; drag along an axis to choose.
-
-    Args:
-        records: of a search or sweep; rows without figures are left out.
-        dark: dark instead of light surfaces.
-        title: heading.
-
-    Raises:
-        JobError: no record has figures.
-    """
-    colours, rows = palette(dark), _with_figures(records)
-    dimensions = [_field_axis(rows, field) for field in plan_fields(rows)]
-    figures = {"memory_bytes": ("memory (GiB)", 1 / GIB), "bubble_fraction": ("bubble (%)", 100.0)}
-    figures |= {"cost_per_step": ("cost of a step", 1.0), "mfu": ("MFU (%)", 100.0), "step_time_s": ("step time (s)", 1.0)}
-    for key, (name, scale) in figures.items():
-        if all(row.get(key) is not None for row in rows):
-            dimensions.append({"label": name, "values": [row[key] * scale for row in rows]})
-    scale = [(0.0, colours.ramp[0]), (0.5, colours.ramp[1]), (1.0, colours.ramp[2])]
-    figure = go.Figure(
-        go.Parcoords(
-            dimensions=dimensions,
-            line={
-                "color": [row["step_time_s"] for row in rows],
-                "colorscale": scale,
-                "showscale": True,
-                "colorbar": {"title": {"text": "step (s)"}, "thickness": 12, "len": 0.9},
-            },
-            labelfont={"size": 12, "color": colours.text},
-            tickfont={"size": 11, "color": colours.faint},
-            rangefont={"size": 1, "color": colours.surface},
-            unselected={"line": {"color": colours.line, "opacity": 0.4}},
+    said = f"{len(rows):,} plans"
+    if best:
+        said += (
+            f"; the fastest that fits: {plan_text(rows[best[0]], varied)}, {format_time(rows[best[0]]['step_time_s'])}"
         )
-    )
-    said = f"{len(rows):,} plans; drag along an axis to choose a range, drag a label to move its axis"
-    made = dress(figure, colours, title=title or "plans", subtitle=said, height=480, above=44)
-    made.layout.margin.l = 90
-    return made
+    return dress(figure, colours, title=title or "plans", subtitle=said, height=540, above=34)
 
 
 def plan_text(record: Record, fields: Sequence[str]) -> str:
@@ -161,7 +128,12 @@ def plan_text(record: Record, fields: Sequence[str]) -> str:
     return " ".join(parts) or "as it is"
 
 
-def _with_figures(records: Sequence[Record]) -> list[Record]:
+def with_figures(records: Sequence[Record]) -> list[Record]:
+    """The records that have a step time and memory.
+
+    Raises:
+        JobError: none has.
+    """
     rows = [r for r in records if isinstance(r.get("step_time_s"), (int, float)) and r.get("memory_bytes") is not None]
     if not rows:
         raise JobError("no plan has a step time, so there is nothing to plot; look at the errors of the rows")
@@ -186,12 +158,13 @@ def _points(rows: Sequence[Record], varied: Sequence[str], colours: Palette, *, 
         mode="markers",
         name="fits" if fits else "does not fit",
         marker=marker,
-        customdata=[_hover(row, varied) for row in rows],
+        customdata=[plan_hover(row, varied) for row in rows],
         hovertemplate="%{customdata}<extra></extra>",
     )
 
 
-def _hover(row: Record, varied: Sequence[str]) -> str:
+def plan_hover(row: Record, varied: Sequence[str]) -> str:
+    """What a point says when the pointer is on it."""
     lines = [f"<b>{plan_text(row, varied)}</b>", f"step {format_time(row['step_time_s'])}"]
     if row.get("mfu") is not None:
         lines[-1] += f" · MFU {row['mfu']:.1%}"
@@ -208,23 +181,3 @@ def _add_capacity(figure: go.Figure, capacity_bytes: float, colours: Palette) ->
         annotation={"text": f"capacity {format_bytes(capacity_bytes)}", "font": {"color": colours.alarm}},
         annotation_position="top right",
     )
-
-
-def _field_axis(rows: Sequence[Record], field: str) -> dict[str, Any]:
-    """An axis with even steps between the values that occur: degrees grow by factors, schedules have names."""
-    name = field.rpartition(".")[2].replace("_", " ")
-    values = [row.get(field) for row in rows]
-
-    def order(value: Any) -> tuple[bool, float, str]:
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return (not is_number, float(value) if is_number else 0.0, str(value))
-
-    ticks = sorted({repr(v): v for v in values}.values(), key=order)
-    place = {repr(tick): number for number, tick in enumerate(ticks)}
-    return {
-        "label": name,
-        "values": [place[repr(value)] for value in values],
-        "tickvals": list(range(len(ticks))),
-        "ticktext": ["–" if tick is None else {True: "yes", False: "no"}.get(tick, str(tick)) if isinstance(tick, bool) else str(tick) for tick in ticks],
-        "range": [-0.1, max(len(ticks) - 0.9, 0.1)],
-    }

@@ -7,7 +7,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from simpar.errors import JobError
-from simpar.view.page import write_page
+from simpar.view.page import View, write_page
 from simpar.view.palette import palette
 
 _NAMES = {
@@ -46,7 +46,7 @@ def sweep_chart(
     for row in rows:
         lines.setdefault(" · ".join(f"{path.rpartition('.')[2]}={row[path]}" for path in others), []).append(row)
     lines = {name: members for name, members in lines.items() if any(row.get(value) is not None for row in members)}
-    figure = go.Figure()
+    figure = View()
     for number, (name, members) in enumerate(lines.items()):
         colour = colours.ramp_at(number / max(len(lines) - 1, 1)) if len(lines) > 1 else colours.accent
         figure.add_trace(_line(name, members, across, value, colour))

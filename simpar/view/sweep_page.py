@@ -1,7 +1,7 @@
 """Every plan of a sweep or a search as one page without a network: table, selectors, points, and each plan's timeline.
 
-The page (``assets/sweep.*``) holds the packed timelines of its plans, each of them operations without their kernels, and
-opens the chosen one in a frame of the timeline's own page, so that both look and behave alike.
+The page (``assets/sweep.*``) holds the packed timelines of its plans, operations without their kernels, and opens the
+chosen one in a frame of the timeline's own page, so that both look and behave alike.
 """
 
 import base64
@@ -104,7 +104,8 @@ def write_plans(
     """Writes the page of any set of plans.
 
     Args:
-        records: a flat record per plan: its fields and the figures of :func:`simpar.search.sweep.figures`, or ``error``.
+        records: a flat record per plan: its fields and the figures of :func:`simpar.search.sweep.figures`, or
+            ``error``.
         job_of: the job of a row, simulated again for its timeline.
         path: the file.
         title: heading.
@@ -172,9 +173,7 @@ def _row(record: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Any]:
     return {**kept, "plan": [record.get(field) for field in fields], "text": plan_text(record, fields)}
 
 
-def _page(
-    facts: dict[str, Any], timelines: Mapping[int, tuple[dict[str, Any], str]], *, title: str, dark: bool
-) -> str:
+def _page(facts: dict[str, Any], timelines: Mapping[int, tuple[dict[str, Any], str]], *, title: str, dark: bool) -> str:
     shared = {key: said[key] for said, _ in timelines.values() for key in _SHARED}
     told = {row: {k: v for k, v in said.items() if k not in _SHARED} for row, (said, _) in timelines.items()}
     frame = fill_page(title="timeline", contents="@CONTENTS@", columns="@COLUMNS@", dark=dark)

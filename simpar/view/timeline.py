@@ -21,7 +21,7 @@ from simpar.view.level_of_detail import IDLE, PLOT_PIXELS, to_rectangles
 from simpar.view.link_row import add_links, has_links
 from simpar.view.marker import add_step_end
 from simpar.view.memory_row import add_memory
-from simpar.view.page import CONFIG, write_page
+from simpar.view.page import View, write_page
 from simpar.view.palette import palette
 from simpar.view.rows import Rows, place
 from simpar.view.scene import Scene, scene
@@ -125,8 +125,8 @@ def page_contents(
     )
 
 
-class Timeline(go.Figure):  # type: ignore[misc]  # plotly has no types
-    """A figure whose files are whole: they need no network, and share nothing."""
+class Timeline(View):
+    """A figure whose page holds every span."""
 
     _contents: Contents | None = None
 
@@ -140,19 +140,9 @@ class Timeline(go.Figure):  # type: ignore[misc]  # plotly has no types
         Options of plotly's own ``write_html`` lead to plotly's page of the figure as it is.
         """
         if args or kwargs:
-            kwargs["config"] = {**CONFIG, **kwargs.get("config", {})}
             super().write_html(file, *args, **kwargs)
         else:
             write_timeline(self, file)
-
-    def show(self, *args: Any, **kwargs: Any) -> None:
-        """Shows the figure, without the button that sends it to a server."""
-        kwargs["config"] = {**CONFIG, **kwargs.get("config", {})}
-        super().show(*args, **kwargs)
-
-    def _ipython_display_(self) -> None:
-        """What a notebook does with the last value of a cell."""
-        self.show()
 
     @property
     def contents(self) -> Contents | None:

@@ -29,7 +29,7 @@ from simpar.trace.trace import (
 from simpar.trace.utilisation import communicator
 from simpar.view.pack import pack, span_columns
 from simpar.view.palette import BUBBLES_FROM, DRAWN_KINDS, Palette, label, palette
-from simpar.view.rows import Rows, who
+from simpar.view.rows import Rows, role, who
 from simpar.view.scene import Scene
 
 _SCRIPTS = ("unpack.js", "cut.js", "text.js", "panels.js", "view.js", "hover.js", "page.js")
@@ -197,7 +197,7 @@ def _facts(contents: Contents) -> dict[str, Any]:
                 "top": group.top,
                 "bottom": group.bottom,
                 "rank": lanes[group.lane].rank,
-                "title": f"stage {lanes[group.lane].stage}",
+                "title": role(lanes[group.lane]),
                 "note": who(lanes[group.lane]),
             }
             for group in rows.groups

@@ -12,8 +12,9 @@ import plotly.graph_objects as go
 
 from simpar.hardware.cluster import Cluster
 from simpar.view.layout import FONT, add_heading
+from simpar.view.page import View
 from simpar.view.palette import Palette, palette
-from simpar.view.sketch import Cable, Sketch, sketch
+from simpar.view.sketch import Cable, Sketch, Vertex, sketch
 
 if TYPE_CHECKING:
     from simpar.trace.trace import Trace
@@ -43,7 +44,7 @@ def topology_figure(
     colours, drawn = palette(dark), sketch(cluster)
     busy = _of_cables(drawn, trace)
     top = max(ceil(max(busy.values(), default=0.0) * 10) / 10, 0.1)  # the scale ends at whole tens of per cent
-    figure = go.Figure()
+    figure = View()
     for step in range(-1, _STEPS):
         _add_cables(figure, drawn, {cable: load / top for cable, load in busy.items()}, step, colours)
     _add_labels(figure, drawn, busy)
@@ -116,8 +117,7 @@ def _add_cables(figure: go.Figure, drawn: Sketch, busy: Mapping[Cable, float], s
         colour = colours.line if step < 0 else colours.ramp_at((step + 0.5) / _STEPS)
         thin = 1.0 if len(drawn.cables) <= _MANY else 0.4  # many cables lie on each other
         line = {"color": colour, "width": 1.2 if step < 0 else thin * (1.5 + 3.0 * (step + 0.5) / _STEPS)}
-        kind = go.Scattergl if len(xs) > 3000 else go.Scatter
-        figure.add_trace(kind(x=xs, y=ys, mode="lines", line=line, hoverinfo="skip"))
+        figure.add_trace(go.Scatter(x=xs, y=ys, mode="lines", line=line, hoverinfo="skip"))
 
 
 def _lines(drawn: Sketch, cable: Cable) -> list[tuple[tuple[float, float], tuple[float, float]]]:
@@ -151,14 +151,16 @@ def _add_vertices(figure: go.Figure, drawn: Sketch, colours: Palette) -> None:
         chosen = [vertex for vertex in drawn.vertices.values() if vertex.kind == kind]
         if not chosen:
             continue
+        crowded, lowest = kind == "gpu" and len(chosen) > 16, min(v.y for v in drawn.vertices.values())
         named = few or (kind == "switch" and len(chosen) <= 40)
         figure.add_trace(
             go.Scatter(
                 x=[vertex.x for vertex in chosen],
                 y=[vertex.y for vertex in chosen],
                 mode="markers+text" if named else "markers",
-                text=[vertex.name for vertex in chosen],
-                textposition="bottom center" if kind == "gpu" else "top center",
+                text=[_short(vertex.name) if crowded else vertex.name for vertex in chosen],
+                textposition=[_beside(vertex, lowest, crowded=crowded) for vertex in chosen],
+                customdata=[vertex.name for vertex in chosen],
                 textfont={"size": 10, "color": colours.faint},
                 marker={
                     "symbol": symbol,
@@ -166,9 +168,21 @@ def _add_vertices(figure: go.Figure, drawn: Sketch, colours: Palette) -> None:
                     "color": colours.text if kind == "switch" else colours.faint,
                     "line": {"width": 1, "color": colours.surface},
                 },
-                hovertemplate="%{text}<extra></extra>",
+                hovertemplate="%{customdata}<extra></extra>",
             )
         )
+
+
+def _short(name: str) -> str:
+    """The number of a GPU, where there is no room for its name."""
+    return name.removeprefix("gpu")
+
+
+def _beside(vertex: Vertex, lowest: float, *, crowded: bool) -> str:
+    """Where a name does not lie on cables: these leave the lowest row upwards, the others mostly downwards."""
+    if vertex.kind == "switch":
+        return "bottom center" if vertex.y == lowest else "top center"
+    return "middle right" if crowded else "bottom center"
 
 
 def _colour_bar(top: float, colours: Palette) -> go.Scatter:

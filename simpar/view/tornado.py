@@ -10,6 +10,7 @@ from simpar.sensitivity.step import sensitivities
 from simpar.simulation import simulate
 from simpar.units import format_time
 from simpar.view.figure import dress, legend_above
+from simpar.view.page import View
 from simpar.view.palette import palette
 
 _NOTABLE = 5e-4  # share of the step below which a bar would not be seen
@@ -63,7 +64,7 @@ def tornado(result: Result, *, change: float = 0.2, most: int = 10, dark: bool =
     """
     colours, step_s = palette(dark), result.step_time_s or 1.0
     found = swings(result, change=change, most=most)
-    figure = go.Figure()
+    figure = View()
     sides = (("better", "forward", "better_s"), ("worse", "backward", "worse_s"))
     for word, kind, end in sides:
         times = [getattr(swing, end) for swing in found]
@@ -82,9 +83,15 @@ def tornado(result: Result, *, change: float = 0.2, most: int = 10, dark: bool =
     reach = max((abs(100 * (t / step_s - 1)) for s in found for t in (s.better_s, s.worse_s)), default=1.0)
     figure.update_layout(barmode="overlay", bargap=0.3, legend=legend_above(colours))
     figure.update_xaxes(
-        title="change of the step time", range=[-1.25 * reach, 1.25 * reach], ticksuffix=" %", zeroline=True, zerolinewidth=2
+        title="change of the step time",
+        range=[-1.25 * reach, 1.25 * reach],
+        ticksuffix=" %",
+        zeroline=True,
+        zerolinewidth=2,
     )
     figure.update_yaxes(autorange="reversed", ticklabelstandoff=6)
-    said = f"step {format_time(step_s)}; each parameter alone {change:.0%} better and {change:.0%} worse, simulated again"
+    said = (
+        f"step {format_time(step_s)}; each parameter alone {change:.0%} better and {change:.0%} worse, simulated again"
+    )
     height = max(_ROW_PX * len(found), 120)
     return dress(figure, colours, title=title or result.title, subtitle=said, height=height, above=30)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import plotly.graph_objects as go
 
 from simpar.errors import JobError, nearest
+from simpar.model.work import DType
 from simpar.schedule.registry import build
 from simpar.view.breakdown import breakdown_bars
 from simpar.view.memory_stages import memory_stages
@@ -62,7 +63,7 @@ def _memory(result: "Result", dark: bool) -> go.Figure:
 
 def _roofline(result: "Result", dark: bool) -> go.Figure:
     device, dtype = result.job.cluster.device, result.layout.precision
-    names = dict.fromkeys([dtype, *(["bf16"] if dtype == "fp8" else [])])  # attention stays in bf16
+    names: tuple[DType, ...] = ("fp8", "bf16") if dtype == "fp8" else (dtype,)  # attention stays in bf16
     return roofline(
         result.trace,
         peaks_flop_per_s={name: device.peak(name) for name in names},

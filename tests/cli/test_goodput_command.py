@@ -70,7 +70,7 @@ def test_a_job_file_with_faults(tmp_path: Path, capsys: pytest.CaptureFixture[st
     path.write_text(JOB + "faults: {slow_gpus: {3: 0.8}, slow_links: {nic5: 0.5}}\n", encoding="utf-8")
     assert main(["simulate", str(path), "--json"]) == 0
     slow = json.loads(capsys.readouterr().out)
-    assert "with faults: GPU of rank 3 at 80%, link nic5> at 0.5 of its rate, link nic5< at 0.5" in str(slow["warnings"])
+    assert "GPU of rank 3 at 80%, link nic5> at 0.5 of its rate, link nic5< at 0.5" in str(slow["warnings"])
     path.write_text(JOB, encoding="utf-8")
     assert main(["simulate", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step_time_s"] < slow["step_time_s"]
@@ -88,3 +88,10 @@ def test_a_mistake_in_faults_names_file_and_field(tmp_path: Path, capsys: pytest
     path.write_text(JOB + "faults: {slow_gpus: {3: 8}}\n", encoding="utf-8")
     assert main(["simulate", str(path)]) == 2
     assert f"{path}: faults.slow_gpus.3: 8" in capsys.readouterr().err
+
+
+def test_a_search_knows_no_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB + "faults: {slow_gpus: {3: 0.8}}\n", encoding="utf-8")
+    assert main(["search", str(path), "--global-batch", "64"]) == 2
+    assert "faults: a search compares plans where nothing is slow" in capsys.readouterr().err

@@ -60,9 +60,7 @@ def expected_maximum(count: int, spread: float, terms: tuple[float, ...]) -> flo
     """Mean of the largest of ``count`` sums of log-normal numbers with these means, by a draw of its own."""
     sigma = math.sqrt(math.log(1 + spread**2))
     random = np.random.default_rng(12345)
-    total = sum(
-        term * random.lognormal(-(sigma**2) / 2, sigma, (100_000, count)) for term in terms
-    )
+    total = sum(term * random.lognormal(-(sigma**2) / 2, sigma, (100_000, count)) for term in terms)
     return float(np.asarray(total).max(axis=1).mean())
 
 

@@ -64,6 +64,7 @@ JOBS: dict[str, dict[str, Any]] = {
         zero=3,
         seq_len=128,
         overlap=Overlap(tp="bulk"),
+        launch_s=0.0,
     ),
 }
 

@@ -6,6 +6,7 @@ import pytest
 from synthetic import even_model, ideal_cluster, small_transformer
 
 from simpar import Cluster, ClusterError, Plan, PlanError, mlp
+from simpar.framework.framework import framework
 from simpar.plan.layout import lay_out
 
 CLUSTER = Cluster.parse("h100-sxm:4x8")
@@ -131,7 +132,10 @@ def test_what_is_left_open_is_filled_in():
     assert (layout.seq_len, layout.tokens) == (1024, 3072)
     assert layout.grad_dtype == "fp32"
     assert layout.attention == "flash3"
-    assert layout.launch_s == CLUSTER.device.launch_s
+    alone = lay_out(Plan(micro_batch=3), MODEL, CLUSTER)
+    assert alone.launch_s == framework("megatron-core").launch_s
+    leaves_it = framework("megatron-core").replace(launch_s=None)
+    assert lay_out(Plan(framework=leaves_it), MODEL, CLUSTER).launch_s == CLUSTER.device.launch_s
     assert layout.bucket_parameters == 40_000_000
 
 

@@ -190,3 +190,38 @@ def test_bad_batches(arguments: tuple[int, int, int], message: str) -> None:
     with pytest.raises(PlanError) as error:
         samples_to_microbatches(*arguments)
     assert str(error.value) == message
+
+
+@given(
+    st.lists(st.sampled_from([1.0, 2.0, 5.0]), min_size=1, max_size=9),
+    st.integers(1, 4),
+    st.sampled_from([0.0, 1.0, 4.0]),
+    st.sampled_from([0.0, 3.0]),
+)
+def test_layers_that_differ_in_cost_are_balanced_as_well_as_they_can_be(costs, stages, first, last):
+    """Against all ways to cut the layers."""
+    extras = [0.0] * stages
+    extras[0] += first
+    extras[-1] += last
+    least = [0 if extra else 1 for extra in extras]
+    if sum(least) > len(costs) or stages > len(costs):
+        return
+    found = partition(len(costs), stages, split="balanced", layer_cost=costs, first_cost=first, last_cost=last)
+
+    def costliest(edges: tuple[int, ...]) -> float:
+        return max(
+            extra + sum(costs[a:b])
+            for extra, a, b in zip(extras, *zip(*itertools.pairwise(edges), strict=True), strict=True)
+        )
+
+    ways = [
+        (0, *cuts, len(costs))
+        for cuts in itertools.combinations_with_replacement(range(len(costs) + 1), stages - 1)
+        if all(b - a >= n for n, a, b in zip(least, (0, *cuts), (*cuts, len(costs)), strict=True))
+    ]
+    assert costliest((*(r.start for r in found), len(costs))) == pytest.approx(min(map(costliest, ways)))
+    assert [i for r in found for i in r] == list(range(len(costs)))
+
+
+def test_greedy_fills_stages_by_each_layer_s_own_weights():
+    assert [len(r) for r in partition(6, 2, split="greedy", layer_cost=[1, 1, 1, 1, 4, 4])] == [5, 1]

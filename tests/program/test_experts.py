@@ -5,9 +5,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from synthetic import small_transformer
+from synthetic import even_model, small_transformer
 
 from simpar import Cluster, Overlap, Plan, PlanError, Transformer, simulate
+from simpar.engine.simulate import execute
+from simpar.faults.description import Faults
 from simpar.model.work import GroupedGemm
 from simpar.plan.layout import Layout, lay_out
 from simpar.program.groups import Groups
@@ -225,6 +227,24 @@ def test_groups_are_those_of_megatron_s_expert_ranks(plan):
         }
 
 
+@pytest.mark.parametrize(
+    ("plan", "simulated"),
+    [
+        ({"ep": 8}, 16),  # all replicas wait inside layers
+        ({"etp": 2}, 16),
+        ({"tp": 2, "ep": 2, "etp": 1, "sequence_parallel": True, "zero": 1}, 4),  # only its own tensor-parallel group
+    ],
+    ids=str,
+)
+def test_a_slow_gpu_holds_up_those_with_whom_it_shares_experts(plan, simulated):
+    described, faults = model(), Faults(slow_gpus={5: 0.5})
+    layout = layout_of(described, launch_s=0.0, **plan)
+    folded = lower(described, CLUSTER, layout, faults=faults)
+    whole = lower(described, CLUSTER, layout, fold=False, opened=True, faults=faults)
+    assert (len(folded.ranks), len(whole.ranks)) == (simulated, 16)
+    assert execute(folded, CLUSTER, faults).step_ns == execute(whole, CLUSTER, faults).step_ns
+
+
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
 
@@ -357,6 +377,12 @@ def test_plans_for_experts_need_some(field, value):
     with pytest.raises(PlanError) as error:
         layout_of(small_transformer(), **{field: value})
     assert str(error.value) == f"{field} {value} spreads experts, but small has none; drop {field}"
+
+
+def test_a_traced_module_has_no_experts():
+    with pytest.raises(PlanError) as error:
+        lay_out(Plan(ep=2), even_model(2, forward=1, backward=1), CLUSTER)
+    assert str(error.value) == "ep 2 needs a transformer description, but even is a traced module; drop it"
 
 
 # ---- whole jobs -----------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -49,8 +50,11 @@ def test_output_is_as_expected(script: Path, tmp_path: Path, update_golden: bool
     if update_golden:
         golden.write_text(ran.stdout, encoding="utf-8")
     assert comparable(ran.stdout) == comparable(golden.read_text(encoding="utf-8"))
-    for name in (line.split(": ")[1] for line in ran.stdout.splitlines() if line.startswith("timeline of")):
-        assert "plotly" in (tmp_path / name).read_text(encoding="utf-8").lower()
+    pages = [line.split(": ")[1] for line in ran.stdout.splitlines() if line.startswith(("timeline of", "chart: "))]
+    assert {page.name for page in tmp_path.glob("*.html")} == set(pages)
+    for name in pages:
+        page = (tmp_path / name).read_text(encoding="utf-8").lower()
+        assert "plotly" in page or "<canvas" in page
 
 
 def test_every_expected_output_has_its_scenario() -> None:
@@ -88,7 +92,7 @@ def test_plans_that_do_not_fit_have_no_winner(
     scenario.main(str(tmp_path / "winner.html"))
     assert not (tmp_path / "winner.html").exists()
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("FSDP  does not fit: stage 0 needs 374 GiB (activations")
+    assert re.match(r"FSDP  does not fit: stage 0 needs \d+ GiB \(activations", last)
 
 
 @pytest.mark.parametrize(("samples", "ranks"), [(60_000, 8), (60_000, 7), (5, 8), (1, 1)])

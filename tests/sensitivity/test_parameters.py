@@ -49,7 +49,9 @@ def test_edges_of_a_graph_are_the_network() -> None:
 def test_the_host_s_time_is_the_plan_s_where_it_has_one() -> None:
     job = JOB.replace(plan=JOB.plan.replace(launch_s=10e-6))
     assert slowed(job, BY_NAME["device.launch_s"], 3.0).plan.launch_s == pytest.approx(30e-6)
-    assert slowed(JOB, BY_NAME["device.launch_s"], 3.0).plan.launch_s == pytest.approx(3 * JOB.cluster.device.launch_s)
+    assert slowed(JOB, BY_NAME["device.launch_s"], 3.0).plan.launch_s == pytest.approx(
+        3 * simulate(JOB).layout.launch_s
+    )
     assert slowed(JOB, BY_NAME["fabric.nic_gbps"], 3.0).plan == JOB.plan
 
 

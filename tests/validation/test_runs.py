@@ -6,7 +6,10 @@ from simpar.errors import RunsError
 from simpar.validation.jobs import describe
 from simpar.validation.runs import read_runs
 
-HEADER = "id,source,framework,model,gpu,num_gpus,layers,hidden,heads,ffn_hidden,vocab,seq_len,tp,pp,dp,micro_batch,global_batch,step_time_s"
+HEADER = (
+    "id,source,framework,model,gpu,num_gpus,layers,hidden,heads,"
+    "ffn_hidden,vocab,seq_len,tp,pp,dp,micro_batch,global_batch,step_time_s"
+)
 ROW = "a-1,mine,megatron-core,m,h100-sxm,8,4,1024,8,4096,32000,2048,2,1,4,1,8,0.5"
 
 
@@ -61,7 +64,9 @@ def test_a_missing_table_is_told(tmp_path):
         ("roce", 200, "a100-sxm-80gb", 16, "RoCE"),
     ],
 )
-def test_fabrics_take_the_catalog_s_latencies_and_the_row_s_rate(tmp_path, fabric, gbps, gpu, gpus, base):
+def test_fabrics_take_the_catalog_s_latencies_and_the_row_s_rate(  # noqa: PLR0917 - by name from pytest
+    tmp_path, fabric, gbps, gpu, gpus, base
+):
     row = ROW.replace("h100-sxm,8", f"{gpu},{gpus}").replace(",4,1,8,0.5", f",{gpus // 2},1,{gpus},0.5")
     (run,) = read_runs(table(tmp_path, f"{HEADER},fabric,nic_gbps_per_gpu", f"{row},{fabric},{gbps}"))
     found = describe(run).job.cluster.fabric

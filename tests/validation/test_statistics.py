@@ -122,7 +122,13 @@ def test_the_command_prints_one_json_object_and_writes_a_page(tmp_path, capsys):
 def test_the_command_shows_groups_worst_rows_and_refusals(tmp_path, capsys):
     assert main(["validate", str(table(tmp_path)), "--workers", "1", "--by", "gpu"]) == 0
     shown = capsys.readouterr().out
-    for text in ("Error of the predicted step time", "flagged", "Furthest off", "Not simulated", "unknown device 'h900'"):
+    for text in (
+        "Error of the predicted step time",
+        "flagged",
+        "Furthest off",
+        "Not simulated",
+        "unknown device 'h900'",
+    ):
         assert text in shown
 
 

@@ -8,7 +8,7 @@ from simpar.reliability.failures import Failures
 from simpar.reliability.goodput import goodput
 
 pytest.importorskip("plotly", reason="views need plotly")
-from simpar.view.goodput_chart import goodput_chart  # noqa: E402
+from simpar.view.goodput_chart import goodput_chart
 
 FOUND = goodput(Failures(gpus=512, mtbf_gpu_h=20_000, checkpoint_s=30, restart_s=300, days=30), runs=2)
 

@@ -92,4 +92,4 @@ def test_ranks_that_were_not_simulated_look_like_their_representatives():
 def test_large_clusters_are_drawn_in_part():
     drawn = sketch(Cluster.parse("h100-sxm:512x8"))
     assert drawn.note == "the first 64 of 512 nodes"
-    assert "the first 64" in topology_figure(Cluster.parse("h100-sxm:512x8"), title="x").layout.title.text
+    assert "the first 64" in topology_figure(Cluster.parse("h100-sxm:512x8"), title="x").layout.title.subtitle.text

@@ -12,7 +12,7 @@ class Page {
     this.data = data;
     this.columns = JSON.parse(byId("columns").textContent);
     const has = (key) => data.rows.some((row) => row[key] !== undefined);
-    this.figures = FIGURES.filter(([key]) => has(key) && (key !== "gpus" || new Set(data.rows.map((row) => row.gpus)).size > 1));
+    this.figures = FIGURES.filter(([key]) => has(key) && (key !== "gpus" || new Set(data.rows.map((row) => row.gpus ?? 0).filter(Boolean)).size > 1));
     this.state = { data, dark: data.dark, shown: data.rows.map((_, i) => i), chosen: -1, lines: false, x: "step_time_s",
       y: "memory_bytes", colour: has("cost_per_step") ? "cost_per_step" : "mfu" };
     this.filters = data.fields.map(() => null);
@@ -50,7 +50,8 @@ class Page {
 
   fastest() {
     const { rows } = this.data, timed = this.state.shown.filter((i) => rows[i].step_time_s !== undefined);
-    const order = timed.sort((a, b) => (rows[a].fits === false) - (rows[b].fits === false) || rows[a].step_time_s - rows[b].step_time_s);
+    const order = timed.sort((a, b) => (rows[a].fits === false) - (rows[b].fits === false)
+      || rows[a].step_time_s - rows[b].step_time_s || rows[a].memory_bytes - rows[b].memory_bytes);
     return order.find((i) => this.data.timelines[i]) ?? order[0] ?? -1;
   }
 

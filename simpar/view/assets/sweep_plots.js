@@ -107,20 +107,24 @@ class Plots {
   }
 
   drawLines() {
-    const { data, shown, chosen } = this.state, top = 30, bottom = this.height - 26;
+    const { data, shown, chosen } = this.state, top = 48, bottom = this.height - 26;
     const rows = shown.filter((i) => data.rows[i].step_time_s !== undefined);
     if (!rows.length) return;
-    const axes = data.fields.map((field, n) => {
-      const values = valuesOf(data, n), at = new Map(values.map((value, i) => [JSON.stringify(value), i]));
+    const varied = data.fields.map((field, n) => [field, n]).filter(([, n]) => new Set(rows.map((i) => JSON.stringify(data.rows[i].plan[n]))).size > 1);
+    const axes = varied.map(([field, n]) => {
+      const values = valuesOf(data, n).filter((v) => rows.some((i) => JSON.stringify(data.rows[i].plan[n]) === JSON.stringify(v)));
+      const at = new Map(values.map((value, i) => [JSON.stringify(value), i]));
       return { title: field.split(".").pop(), values: values.map((v, i) => [i, plain(v)]), range: [0, Math.max(1, values.length - 1)],
         of: (row) => values.length === 1 ? 0.5 : at.get(JSON.stringify(row.plan[n])) };
     });
     for (const [key, title, text] of FIGURES) {
+      if (key === "tokens_per_s" || key === "exposed_communication_s") continue; // they say what others say
       const found = rows.map((i) => data.rows[i][key]);
       if (found.some((v) => v === undefined) || new Set(found).size < 2) continue;
       const range = rangeOf(found);
       axes.push({ title, values: [range[0], range[1]].map((v) => [v, text(v)]), range, of: (row) => row[key] });
     }
+    const narrow = this.width / axes.length < 84;
     const x = (n) => 46 + n * (this.width - 100) / Math.max(1, axes.length - 1);
     const y = (axis, v) => bottom - (v - axis.range[0]) / (axis.range[1] - axis.range[0]) * (bottom - top);
     for (const row of [...rows].sort((a, b) => (a === chosen) - (b === chosen))) {
@@ -131,7 +135,7 @@ class Plots {
     }
     axes.forEach((axis, n) => {
       element("line", { x1: x(n), x2: x(n), y1: top, y2: bottom, class: "axis" }, this.svg);
-      element("text", { x: x(n), y: 16, "text-anchor": "middle", class: "name" }, this.svg, axis.title.replaceAll("_", " "));
+      element("text", { x: x(n), y: narrow && n % 2 ? 28 : 13, "text-anchor": "middle", class: "name" }, this.svg, axis.title.replaceAll("_", " "));
       axis.values.forEach(([value, text]) => {
         element("text", { x: x(n) + 6, y: y(axis, value) + (value === axis.range[0] ? 12 : value === axis.range[1] ? -3 : 4) }, this.svg, text);
       });

@@ -1,0 +1,28 @@
+"""``simpar app``: the live page on this machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def app(
+    job: Annotated[
+        Path | None, typer.Argument(metavar="JOB.yaml", help="Job file to begin with.", show_default=False)
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="Port on the loopback interface.")] = 8050,
+) -> None:
+    """Open a page that simulates while one moves its sliders; answers on this machine alone."""
+    from simpar.cli.jobfile import read_draft  # noqa: PLC0415
+    from simpar.errors import JobError  # noqa: PLC0415
+    from simpar.view.what_if import from_job  # noqa: PLC0415
+
+    first = from_job(read_draft(job).fields) if job is not None else None
+    try:
+        from simpar.view.app import HOST, serve  # noqa: PLC0415
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "dash":
+            raise
+        raise JobError("simpar app needs dash, which is not installed; pip install 'simpar[app]'") from None
+    typer.echo(f"http://{HOST}:{port}/ (Ctrl-C ends it)", err=True)
+    serve(first, port=port)
