@@ -61,6 +61,10 @@ def search(  # noqa: PLR0917 - Typer reads its flags from the signature
     """Search all plans for the fastest ones that fit."""
     from simpar.search.run import search as run  # noqa: PLC0415
 
+    if html is not None:
+        from simpar.cli.app import _check_outputs  # noqa: PLC0415 - the app registers this command
+
+        _check_outputs({"--html": html}, job)
     drafts = [_draft(job, model, one, changes or ()) for one in (cluster or (None,))]
     jobs = [draft.job() for draft in drafts]
     if any(job.faults.any for job in jobs):

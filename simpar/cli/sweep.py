@@ -56,6 +56,10 @@ def sweep(  # noqa: PLR0917 - Typer reads its flags from the signature
         raise JobError("simpar sweep: nothing is varied; give --vary, such as --vary plan.tp=1,2,4,8")
     if resume and output is None:
         raise JobError("--resume: goes on with the file of --output; name it")
+    if html is not None:
+        from simpar.cli.app import _check_outputs  # noqa: PLC0415 - the app registers this command
+
+        _check_outputs({"--html": html}, job)
     flags: list[tuple[tuple[str, ...], Any]] = []
     flags += [(("model",), model)] if model is not None else []
     flags += [(("cluster",), cluster)] if cluster is not None else []

@@ -322,7 +322,7 @@ def test_the_schema_describes_every_field() -> None:
         bare = [field for field, of in schema["$defs"][name]["properties"].items() if not of.get("description")]
         assert not bare, name
     assert plan["tp"]["description"] == "tensor-parallel degree."
-    assert set(schema["properties"]) == {"model", "cluster", "plan"}
+    assert set(schema["properties"]) == {"model", "cluster", "plan", "faults"}
     assert "llama3-70b" in schema["properties"]["model"]["anyOf"][0]["examples"]
 
 

@@ -119,3 +119,12 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
     words = "sweep --model gpt2 --cluster h100-sxm:4 --set plan.global_batch=16 --vary plan.tp=1,2 --workers 1 --json"
     assert main([*words.split(), "--html", str(tmp_path / "s.html")]) == 0
     assert len(contents(tmp_path / "s.html")[1]) == 2
+
+
+@pytest.mark.parametrize("words", ["sweep --vary plan.tp=1,2", "search --global-batch 16"])
+def test_a_page_that_cannot_be_written_is_told_before_the_work(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = ["--model", "gpt2", "--cluster", "h100-sxm:4", "--html", str(tmp_path / "none" / "s.html")]
+    assert main([*words.split(), *job]) == 2
+    assert "--html: cannot write" in capsys.readouterr().err

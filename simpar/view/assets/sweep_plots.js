@@ -10,7 +10,7 @@ const FIGURES = [
   ["memory_bytes", "memory", bytesText],
   ["bubble_fraction", "bubble", (v) => `${(100 * v).toFixed(1)} %`],
   ["exposed_communication_s", "exposed", (v) => timeText(v * 1e9)],
-  ["cost_per_step", "cost of a step", (v) => v.toFixed(v < 100 ? 2 : 0)],
+  ["cost_per_step", "cost/step", (v) => v.toFixed(v < 100 ? 2 : 0)],
   ["gpus", "GPUs", (v) => v.toLocaleString("en-US")],
 ];
 
