@@ -15,17 +15,14 @@ import typer
 
 from simpar import __version__
 from simpar.cli import search, sweep
-from simpar.errors import DoesNotFitError, JobError, PlanError, SimparError
+from simpar.cli.terminal import NARROWEST, check_outputs, console, show, simulated
+from simpar.errors import DoesNotFitError, SimparError
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
     from simpar.result import Result
 
 DONE, DOES_NOT_FIT, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
-_NARROWEST = 40  # columns; below, tables and help would lose their words, and a terminal wraps by itself
-_PIPED_WIDTH = 10_000  # nothing wraps where a program reads, or a file is grepped
 # Typer may bring its own copy of click: the base of its usage errors is the one name that both ways share.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
@@ -102,9 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> int:  # noqa: PLR0911 - one 
 def _widen() -> None:
     """Corrects a width that no text fits into; COLUMNS=0 means that the width is unknown."""
     columns = os.environ.get("COLUMNS", "")
-    if columns.isdecimal() and int(columns) < _NARROWEST:
+    if columns.isdecimal() and int(columns) < NARROWEST:
         if int(columns):
-            os.environ["COLUMNS"] = str(_NARROWEST)
+            os.environ["COLUMNS"] = str(NARROWEST)
         else:
             del os.environ["COLUMNS"]
 
@@ -117,27 +114,8 @@ def _drop_stdout() -> None:
 def _fail(message: str, code: int) -> int:
     from rich.text import Text  # noqa: PLC0415
 
-    _console(stderr=True).print(Text(message, style="red"), soft_wrap=True)
+    console(stderr=True).print(Text(message, style="red"), soft_wrap=True)
     return code
-
-
-def _console(*, stderr: bool = False) -> "Console":
-    from rich.console import Console  # noqa: PLC0415
-
-    console = Console(stderr=stderr, highlight=False)
-    console.width = max(console.width, _NARROWEST) if console.is_terminal else _PIPED_WIDTH
-    return console
-
-
-def _show(*parts: "RenderableType") -> None:
-    """Writes to stdout; where it is no terminal, without the blanks that pad the cells of a table."""
-    console = _console()
-    if console.is_terminal:
-        console.print(*parts)
-        return
-    with console.capture() as captured:
-        console.print(*parts)
-    typer.echo("\n".join(line.rstrip() for line in captured.get().rstrip().splitlines()))
 
 
 def _show_version(wanted: bool) -> None:
@@ -273,7 +251,7 @@ def simulate(  # noqa: PLR0917 - Typer reads its flags from the signature
     """Simulate one training step of JOB.yaml, or of a job given by flags."""
     replaced = trace is not None and trace.suffix == ".kineto" and trace.is_dir()  # which checks the folder itself
     outputs = {"--timeline": timeline, "--trace": None if replaced else trace, "--csv": csv}
-    _check_outputs({flag: path for flag, path in outputs.items() if path is not None}, job)
+    check_outputs({flag: path for flag, path in outputs.items() if path is not None}, job)
     if trace is not None:
         from simpar.trace.formats import check_format  # noqa: PLC0415
 
@@ -303,7 +281,7 @@ def simulate(  # noqa: PLR0917 - Typer reads its flags from the signature
         "plan.attention": attention,
         "plan.optimizer": optimizer,
     }
-    result = _simulate(
+    result = simulated(
         job, {path: value for path, value in flags.items() if value is not None}, changes or (), allow_oom
     )
     if json_:
@@ -314,63 +292,13 @@ def simulate(  # noqa: PLR0917 - Typer reads its flags from the signature
         from simpar.cli.budget import budget  # noqa: PLC0415
         from simpar.cli.report import report  # noqa: PLC0415
 
-        _show(report(result, all_stages=stages, width=_console().width), *budget(result, tokens))
+        show(report(result, all_stages=stages, width=console().width), *budget(result, tokens))
     _write(result, timeline=timeline, trace=trace, csv=csv, kernels=kernels)
 
 
 def _layer_split(text: str | None) -> Any:
     """``20,22,22,16`` as a list; anything else as it is."""
     return text.strip("[]").split(",") if text is not None and text[:1] in "[0123456789" else text
-
-
-def _simulate(job: Path | None, flags: dict[str, Any], changes: Sequence[str], allow_oom: bool) -> "Result":
-    from simpar.cli.jobfile import parse_change, read_draft  # noqa: PLC0415
-
-    if job is None and not flags and not changes:
-        raise JobError("simpar simulate: give a job file, or --model and --cluster; see simpar simulate --help")
-    overrides = [(tuple(path.split(".")), _yaml(value)) for path, value in flags.items()]
-    draft = read_draft(job, [*overrides, *(parse_change(text) for text in changes)])
-    checked = draft.job()
-    draft.lay_out(checked)
-    from simpar.simulation import simulate as run  # noqa: PLC0415
-
-    try:
-        with _console(stderr=True).status(f"simulating {checked.model.name} …"):
-            return run(checked, allow_oom=allow_oom)
-    except DoesNotFitError as error:
-        raise DoesNotFitError(f"{draft.source}: {error}") from None
-    except (JobError, PlanError) as error:
-        raise draft.explain(error) from None
-
-
-def _yaml(value: Any) -> Any:
-    """A flag's whole number as one (a literal such as ``zero`` takes no text); the rest as it is."""
-    return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 100 else value
-
-
-def _check_outputs(paths: dict[str, Path], job: Path | None) -> None:
-    """Finds out before the work whether its files can be written.
-
-    Raises:
-        JobError: one of them cannot, or would replace another or the job.
-    """
-    taken = {job.resolve(): "the job file"} if job is not None else {}
-    for flag, path in paths.items():
-        parent = path.parent
-        problem = ""
-        if not parent.is_dir():
-            problem = f"there is no folder '{parent}'; create it first"
-        elif path.is_dir():
-            problem = "it is a folder; add a file name"
-        elif path.exists() and not path.is_file():
-            problem = "it is not a regular file; choose another name"
-        elif not os.access(parent, os.W_OK | os.X_OK):
-            problem = f"the folder '{parent}' does not let you; choose another one"
-        elif path.resolve() in taken:
-            problem = f"it is {taken[path.resolve()]} already; choose another name"
-        if problem:
-            raise JobError(f"{flag}: cannot write '{path}': {problem}")
-        taken[path.resolve()] = f"the file of {flag}"
 
 
 def _write(result: "Result", *, timeline: Path | None, trace: Path | None, csv: Path | None, kernels: bool) -> None:
@@ -393,7 +321,7 @@ def models() -> None:
     """List the models that have a name."""
     from simpar.cli.listing import list_models  # noqa: PLC0415
 
-    _show(list_models())
+    show(list_models())
 
 
 @app.command()
@@ -401,7 +329,7 @@ def clusters() -> None:
     """List devices, node links, fabrics and clusters that have a name."""
     from simpar.cli.listing import list_clusters  # noqa: PLC0415
 
-    _show(list_clusters())
+    show(list_clusters())
 
 
 @app.command()

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from simpar.cli.terminal import check_outputs, show, simulated
+
 if TYPE_CHECKING:
     from rich.console import Group
 
@@ -34,19 +36,18 @@ def compare(  # noqa: PLR0917 - Typer reads its flags from the signature
     allow_oom: Annotated[bool, typer.Option("--allow-oom", help="Compare even if one does not fit.")] = False,
 ) -> None:
     """Say where the difference between A.yaml and B.yaml comes from, and how likely A is the faster one."""
-    from simpar.cli.app import _check_outputs, _show, _simulate  # noqa: PLC0415 - the command registers this module
     from simpar.whatif.comparison import compare as run  # noqa: PLC0415
 
-    _check_outputs({"--html": html} if html is not None else {}, a)
-    _check_outputs({"--html": html} if html is not None else {}, b)
+    check_outputs({"--html": html} if html is not None else {}, a)
+    check_outputs({"--html": html} if html is not None else {}, b)
     one, other = (
-        _simulate(path, {}, [*(both or ()), *(own or ())], allow_oom) for path, own in ((a, only_a), (b, only_b))
+        simulated(path, {}, [*(both or ()), *(own or ())], allow_oom) for path, own in ((a, only_a), (b, only_b))
     )
     found = run(one, other, seed=seed)
     if json_:
         typer.echo(json.dumps(found.to_dict(), indent=2, allow_nan=False))
     else:
-        _show(_report(found))
+        show(_report(found))
     if html is not None:
         from simpar.view.explain import comparison_figure  # noqa: PLC0415
         from simpar.view.page import write_page  # noqa: PLC0415

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from simpar.cli.terminal import check_outputs, show, simulated
+
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
@@ -28,15 +30,14 @@ def explain(
     allow_oom: Annotated[bool, typer.Option("--allow-oom", help="Explain even if it does not fit.")] = False,
 ) -> None:
     """Say what bounds the step of JOB.yaml, and what removing it could gain at most."""
-    from simpar.cli.app import _check_outputs, _show, _simulate  # noqa: PLC0415 - the command registers this module
     from simpar.whatif.explanation import explain as run  # noqa: PLC0415
 
-    _check_outputs({"--html": html} if html is not None else {}, job)
-    found = run(_simulate(job, {}, changes or (), allow_oom))
+    check_outputs({"--html": html} if html is not None else {}, job)
+    found = run(simulated(job, {}, changes or (), allow_oom))
     if json_:
         typer.echo(json.dumps(found.to_dict(), indent=2, allow_nan=False))
     else:
-        _show(_report(found))
+        show(_report(found))
     if html is not None:
         from simpar.view.explain import explanation_figure  # noqa: PLC0415
         from simpar.view.page import write_page  # noqa: PLC0415

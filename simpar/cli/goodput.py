@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from simpar.cli.terminal import check_outputs, show
 from simpar.errors import JobError
 
 if TYPE_CHECKING:
@@ -45,14 +46,13 @@ def goodput(  # noqa: PLR0917 - Typer reads its flags from the signature
 
     The step comes from the ordinary simulation of the job. Failures are random with a constant rate.
     """
-    from simpar.cli.app import _check_outputs, _show  # noqa: PLC0415
     from simpar.cli.jobfile import parse_change, read_draft  # noqa: PLC0415
     from simpar.reliability.failures import Failures  # noqa: PLC0415
     from simpar.reliability.goodput import goodput as run  # noqa: PLC0415
     from simpar.simulation import simulate  # noqa: PLC0415
 
     if html is not None:
-        _check_outputs({"--html": html}, job)
+        check_outputs({"--html": html}, job)
     draft = read_draft(job, map(parse_change, changes or ()))
     checked = draft.job()
     draft.lay_out(checked)
@@ -77,7 +77,7 @@ def goodput(  # noqa: PLR0917 - Typer reads its flags from the signature
     if json_:
         typer.echo(json.dumps({**_training(result, found), **found.to_dict()}, indent=2, allow_nan=False))
         return
-    _show(*_tables(result, found))
+    show(*_tables(result, found))
 
 
 def _training(result: "Result", found: "Goodput") -> dict[str, Any]:

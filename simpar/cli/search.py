@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from simpar.cli.terminal import check_outputs, console, show
 from simpar.errors import JobError
 
 if TYPE_CHECKING:
@@ -62,9 +63,7 @@ def search(  # noqa: PLR0917 - Typer reads its flags from the signature
     from simpar.search.run import search as run  # noqa: PLC0415
 
     if html is not None:
-        from simpar.cli.app import _check_outputs  # noqa: PLC0415 - the app registers this command
-
-        _check_outputs({"--html": html}, job)
+        check_outputs({"--html": html}, job)
     drafts = [_draft(job, model, one, changes or ()) for one in (cluster or (None,))]
     jobs = [draft.job() for draft in drafts]
     if any(job.faults.any for job in jobs):
@@ -150,11 +149,9 @@ def progress_bar() -> "Iterator[Progress]":
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
     from rich.progress import Progress as Bar  # noqa: PLC0415
 
-    from simpar.cli.app import _console  # noqa: PLC0415
-
     columns = (TextColumn("{task.description:12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = _console(stderr=True)
-    with Bar(*columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal) as bar:
+    terminal = console(stderr=True)
+    with Bar(*columns, console=terminal, transient=True, auto_refresh=False, disable=not terminal.is_terminal) as bar:
         tasks: dict[str, Any] = {}
 
         def show(what: str, done: int, total: int) -> None:
@@ -182,9 +179,7 @@ def _report(result: "SearchResult", *, as_json: bool) -> None:
         return
     from rich.console import Group  # noqa: PLC0415
 
-    from simpar.cli.app import _show  # noqa: PLC0415
-
-    _show(Group(*_parts(result)))
+    show(Group(*_parts(result)))
 
 
 def _parts(result: "SearchResult") -> "Iterator[RenderableType]":

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from simpar.cli.terminal import check_outputs, show
 from simpar.errors import JobError
 
 if TYPE_CHECKING:
@@ -57,9 +58,7 @@ def sweep(  # noqa: PLR0917 - Typer reads its flags from the signature
     if resume and output is None:
         raise JobError("--resume: goes on with the file of --output; name it")
     if html is not None:
-        from simpar.cli.app import _check_outputs  # noqa: PLC0415 - the app registers this command
-
-        _check_outputs({"--html": html}, job)
+        check_outputs({"--html": html}, job)
     flags: list[tuple[tuple[str, ...], Any]] = []
     flags += [(("model",), model)] if model is not None else []
     flags += [(("cluster",), cluster)] if cluster is not None else []
@@ -87,9 +86,7 @@ def sweep(  # noqa: PLR0917 - Typer reads its flags from the signature
 
         typer.echo(json.dumps(found.records(), indent=2, allow_nan=False))
         return
-    from simpar.cli.app import _show  # noqa: PLC0415
-
-    _show(_table(found))
+    show(_table(found))
 
 
 def _write(found: "Sweep", table: Path | None, plot: Path | None, value: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from simpar.cli.terminal import check_outputs, show, simulated
 from simpar.errors import JobError
 
 if TYPE_CHECKING:
@@ -41,16 +42,15 @@ def topology(
     allow_oom: Annotated[bool, typer.Option("--allow-oom", help="Simulate even if the job does not fit.")] = False,
 ) -> None:
     """Show the links of a cluster and, of a job, how busy its step keeps them; --html draws them."""
-    from simpar.cli.app import _check_outputs, _show, _simulate  # noqa: PLC0415 - the app registers this command
     from simpar.hardware.cluster import Cluster  # noqa: PLC0415
 
     path = Path(target)
     is_job = path.suffix in (".yaml", ".yml")
     if html is not None:
-        _check_outputs({"--html": html}, path if is_job else None)
+        check_outputs({"--html": html}, path if is_job else None)
     trace: Trace | None = None
     if is_job:
-        result = _simulate(path, {}, changes or (), allow_oom)
+        result = simulated(path, {}, changes or (), allow_oom)
         cluster, trace = result.job.cluster, result.trace
         title = f"{result.job.model.name} on {cluster.gpus} × {cluster.device.name}, step {trace.step_s:.4g} s"
     else:
@@ -59,9 +59,9 @@ def topology(
         cluster = Cluster.parse(target)
         title = f"{cluster.gpus} × {cluster.device.name}"
     if trace is not None:
-        _show(_table(trace.links, trace.step_s))
+        show(_table(trace.links, trace.step_s))
     elif html is None:
-        _show(_parts(cluster))
+        show(_parts(cluster))
     if html is not None:
         from simpar.view.page import write_page  # noqa: PLC0415 - plotly takes a while
         from simpar.view.topology import topology_figure  # noqa: PLC0415

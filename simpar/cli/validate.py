@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from simpar.cli.terminal import show
 from simpar.errors import JobError
 
 if TYPE_CHECKING:
@@ -55,9 +56,7 @@ def validate(  # noqa: PLR0917 - Typer names the options after them
     if as_json:
         typer.echo(json.dumps(report.to_dict(), ensure_ascii=False))
         return
-    from simpar.cli.app import _show  # noqa: PLC0415
-
-    _show(*_tables(report, scaled=scale != "none"))
+    show(*_tables(report, scaled=scale != "none"))
 
 
 class _Bar:

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from simpar.cli.terminal import check_outputs, simulated
+
 
 def view(  # noqa: PLR0917 - Typer reads its flags from the signature
     job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="Job file.", show_default=False)],
@@ -31,7 +33,6 @@ def view(  # noqa: PLR0917 - Typer reads its flags from the signature
     allow_oom: Annotated[bool, typer.Option("--allow-oom", help="Simulate even if it does not fit.")] = False,
 ) -> None:
     """Draw one view of the step of JOB.yaml."""
-    from simpar.cli.app import _check_outputs, _simulate  # noqa: PLC0415 - the app registers this command
     from simpar.errors import JobError, nearest  # noqa: PLC0415
     from simpar.view.figure import PICTURES, write_figure  # noqa: PLC0415 - plotly takes a while
     from simpar.view.views import VIEWS  # noqa: PLC0415
@@ -43,7 +44,7 @@ def view(  # noqa: PLR0917 - Typer reads its flags from the signature
         )
     if output.suffix.lower() not in (".html", *PICTURES):
         raise JobError(f"--html '{output}': is no format of a view; end the name with .html, {', '.join(PICTURES)}")
-    _check_outputs({"--html": output}, job)
-    result = _simulate(job, {}, changes or (), allow_oom)
+    check_outputs({"--html": output}, job)
+    result = simulated(job, {}, changes or (), allow_oom)
     write_figure(draw(result, kind, dark=dark), output, title=f"{kind}: {result.title}")
     typer.echo(f"wrote {output}", err=True)
