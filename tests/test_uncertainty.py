@@ -65,8 +65,19 @@ def test_a_level_out_of_range_is_a_sentence() -> None:
 def test_a_wider_level_gives_a_wider_interval_around_the_prediction(result: Result) -> None:
     half, most = result.step_time_interval(0.5), result.step_time_interval(0.9)
     assert most[0] < half[0] < result.step_time_s < half[1] < most[1]
-    assert result.step_time_interval() == interval(result) == result.uncertainty.interval(0.8)
+    assert result.step_time_interval() == interval(result)
     assert (samples(result, 5, 3) == result.uncertainty.samples(5, 3)).all()
+
+
+def test_measured_steps_of_a_framework_set_the_interval_and_its_absence_the_fits(result: Result) -> None:
+    software = result.layout.framework
+    assert software.residual_80 is not None
+    low, high = result.step_time_interval(0.8)
+    assert high / result.step_time_s == pytest.approx(math.exp(software.residual_80))
+    assert low * high == pytest.approx(result.step_time_s**2)
+    plan = result.job.plan.replace(framework=software.replace(residual_80=None))
+    unknown = simulate(result.job.replace(plan=plan))
+    assert unknown.step_time_interval(0.8) == unknown.uncertainty.interval(0.8)
 
 
 def test_sources_add_up_to_the_step(result: Result) -> None:

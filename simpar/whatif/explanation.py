@@ -118,7 +118,7 @@ def explain(job: "Job | dict[str, Any] | Result", *, allow_oom: bool = False) ->
 
     >>> found = explain(dict(model="gpt2", cluster="h100-sxm:8"))
     >>> found.headroom[0].resource
-    'memory'
+    'host launches'
     """
     result = job if isinstance(job, Result) else simulate(job, allow_oom=allow_oom)
     dependence = Dependence(result)
