@@ -237,6 +237,7 @@ ALIASES: Mapping[str, str] = {
     "ddp": "pytorch",
     "fms-fsdp": "pytorch",
     "fsdp2": "pytorch",
+    "jax": "maxtext",
     "mcore": "megatron-core",
     "megatron": "megatron-core",
     "megatron-bridge": "megatron-core",

@@ -3,16 +3,22 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from simpar.errors import FrameworkError
+from simpar.errors import FrameworkError, RunsError
 from simpar.framework.framework import Framework, framework
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import device
+from simpar.hardware.torus import usual_shape
 from simpar.job import Job
 from simpar.model.transformer import Transformer
+from simpar.model.work import DTYPE_BYTES
 from simpar.plan.plan import Overlap, Plan
 from simpar.validation.runs import Run
 
+_SHAPE = ("layers", "hidden", "heads", "vocab", "seq_len")
 _UNKNOWN_FRAMEWORK = "megatron-core"
+_FLAT_TPUS = ("tpu-v5e", "tpu-v6e")  # 2D tori
+_LARGEST_FLAT_SLICE = 256
+_POLICIES = {"none": "none", "selective": "selective", "full": "full", "minimal": "selective"}
 
 
 class Described(NamedTuple):
@@ -29,6 +35,9 @@ def describe(run: Run, software: Framework | None = None) -> Described:
         SimparError: a job cannot describe it; the message says why.
     """
     notes: list[str] = []
+    missing = [name for name in _SHAPE if getattr(run, name) is None]
+    if missing:
+        raise RunsError(f"the row does not state {', '.join(missing)}, without which there is no model; fill them in")
     software = software or _framework(run, notes)
     cluster = _cluster(run, notes)
     job = Job(model=_model(run, software), cluster=cluster, plan=_plan(run, software, cluster, notes))
@@ -44,6 +53,8 @@ def _framework(run: Run, notes: list[str]) -> Framework:
 
 
 def _cluster(run: Run, notes: list[str]) -> Cluster:
+    if _is_tpu(run):
+        return _slices(run)
     local = next(n for n in range(min(run.gpus_per_node, run.num_gpus), 0, -1) if run.num_gpus % n == 0)
     if local != min(run.gpus_per_node, run.num_gpus):
         notes.append(f"{run.num_gpus} GPUs do not fill nodes of {run.gpus_per_node}: taken as nodes of {local}")
@@ -51,6 +62,24 @@ def _cluster(run: Run, notes: list[str]) -> Cluster:
     if fields["nodes"] > 1:
         fields["fabric"] = _fabric(run, local, notes)
     return Cluster.model_validate(fields)
+
+
+def _is_tpu(run: Run) -> bool:
+    return device(run.gpu).name.startswith("tpu-")
+
+
+def _slices(run: Run) -> Cluster:
+    """TPU slices in their usual shape; tensor parallelism takes an axis of its length where there is one."""
+    name = device(run.gpu).name
+    flat = name in _FLAT_TPUS
+    most = _LARGEST_FLAT_SLICE if flat else run.num_gpus
+    slices = run.slices or max(1, run.num_gpus // most)
+    shape = list(usual_shape(run.num_gpus // slices, 2, 16) if flat else usual_shape(run.num_gpus // slices, 3, 4))
+    if run.tp in shape:  # as JAX assigns devices to a mesh
+        shape.remove(run.tp)
+        shape.append(run.tp)
+    sizes = [*([slices] if slices > 1 else []), *shape]
+    return Cluster.parse(f"{name}:{'x'.join(map(str, sizes))}")
 
 
 def _fabric(run: Run, local: int, notes: list[str]) -> Mapping[str, Any]:
@@ -119,7 +148,7 @@ def _experts(run: Run) -> Mapping[str, Any]:
         "ffn_hidden": run.moe_ffn_hidden or run.ffn_hidden,
         "shared_ffn_hidden": run.shared_expert_ffn or 0,
         "pattern": "D" * (every - 1) + "E" if is_periodic else "E",
-        "first_dense": 0 if is_periodic else round(run.layers * (1.0 - share)),
+        "first_dense": 0 if is_periodic else round((run.layers or 1) * (1.0 - share)),
     }
 
 
@@ -133,7 +162,7 @@ def _plan(run: Run, software: Framework, cluster: Cluster, notes: list[str]) -> 
         "cp": run.cp,
         "ep": run.ep,
         "etp": run.etp if run.experts is not None else None,
-        "dp": run.dp,
+        "dp": None if _is_tpu(run) else run.dp,  # MaxText counts all devices
         "vpp": run.vpp if interleaved else 1,
         "schedule": "interleaved" if interleaved else "1f1b",
         "zero": run.zero,
@@ -142,13 +171,11 @@ def _plan(run: Run, software: Framework, cluster: Cluster, notes: list[str]) -> 
         "grad_accum": run.grad_accum,
         "micro_batch": _micro_batch(run, notes),
         "seq_len": run.seq_len,
-        "precision": run.precision,
-        "recompute": run.recompute or "none",
+        "precision": _precision(run, notes),
+        "recompute": _recompute(run, notes),
         "attention": _attention(run, cluster, notes),
         "overlap": Overlap(tp="pipelined" if run.tp_overlap else None),
     }
-    if run.recompute is None:
-        notes.append("the source does not say what is recomputed: taken as none")
     if run.grad_bytes:
         fields["grad_dtype"] = "fp32" if run.grad_bytes == 4 else "fp16" if run.precision == "fp16" else "bf16"
     if run.zero and run.fsdp_shard and run.dp and run.fsdp_shard < run.dp * run.cp:
@@ -156,24 +183,41 @@ def _plan(run: Run, software: Framework, cluster: Cluster, notes: list[str]) -> 
     if run.zero == 3 and run.reshard_after_forward is not None:
         fields["reshard_after_forward"] = run.reshard_after_forward
     if run.recompute == "full" and run.recompute_fraction is not None and run.recompute_fraction < 1:
-        layers = run.layers / (run.pp * fields["vpp"])
+        layers = (run.layers or 1) / (run.pp * fields["vpp"])
         fields["recompute_layers"] = max(1, round(run.recompute_fraction * layers))
     return Plan(**fields)
 
 
+def _precision(run: Run, notes: list[str]) -> str:
+    leading = next((dtype for dtype in DTYPE_BYTES if run.precision.startswith(dtype)), run.precision)
+    if leading != run.precision:
+        notes.append(f"precision '{run.precision}' is taken as {leading}")
+    return leading
+
+
 def _micro_batch(run: Run, notes: list[str]) -> int:
-    if run.micro_batch is not None:
-        return run.micro_batch
-    if run.global_batch and run.dp and run.grad_accum:
-        return max(1, run.global_batch // (run.dp * run.grad_accum))
+    if run.micro_batch is not None and run.micro_batch == int(run.micro_batch) and not _is_tpu(run):
+        return int(run.micro_batch)
+    replicas = run.num_gpus // (run.tp * run.pp * run.cp)
+    if run.global_batch and replicas:
+        return max(1, run.global_batch // (replicas * (run.grad_accum or 1)))
     notes.append("the source does not state the micro-batch: taken as 1")
     return 1
+
+
+def _recompute(run: Run, notes: list[str]) -> str:
+    if run.recompute is None:
+        notes.append("the source does not say what is recomputed: taken as none")
+        return "none"
+    if run.recompute not in _POLICIES:
+        notes.append(f"recomputation policy '{run.recompute}' is not known: taken as full")
+    return _POLICIES.get(run.recompute, "full")
 
 
 def _attention(run: Run, cluster: Cluster, notes: list[str]) -> str:
     if run.attention is None:
         return "auto"
-    if run.attention != "unfused" and run.attention not in cluster.device.attention_kernel_speed:
+    if run.attention != "unfused" and run.attention not in set(cluster.device.attention_kernel_speed):
         notes.append(f"attention '{run.attention}' does not run on {cluster.device.name}: taken as its newest kernel")
         return "auto"
     return run.attention

@@ -30,8 +30,9 @@ class Run(Description):
         precision: dtype of compute.
         tp, pp, cp, dp, ep, etp, vpp: degrees.
         zero, fsdp_shard, reshard_after_forward: sharding; 3 is FSDP.
-        sequence_parallel, micro_batch, grad_accum, global_batch: batch in samples.
-        recompute, recompute_fraction: of layers.
+        sequence_parallel, micro_batch, grad_accum, global_batch: batch in samples; a fraction is per device.
+        slices: of TPUs, which the data-center network connects.
+        recompute, recompute_fraction: of layers; policies other than none, selective and full by their name.
         attention, compiled, tp_overlap, grad_bytes: kernels and overlap.
         step_time_s: one optimizer step, measured.
         peak_mem_gib: measured peak, where published.
@@ -49,22 +50,22 @@ class Run(Description):
     num_gpus: Count
     fabric: str = ""
     nic_gbps_per_gpu: Positive | None = None
-    layers: Count
-    hidden: Count
-    heads: Count
+    layers: Count | None = None
+    hidden: Count | None = None
+    heads: Count | None = None
     kv_heads: Count | None = None
     head_dim: Count | None = None
     ffn_hidden: Count | None = None
     gated_mlp: bool = True
-    vocab: Count
-    seq_len: Count
+    vocab: Count | None = None
+    seq_len: Count | None = None
     tied_embeddings: bool = False
     experts: Count | None = None
     top_k: Count | None = None
     moe_ffn_hidden: Count | None = None
     shared_expert_ffn: Annotated[int, Field(ge=0)] | None = None
     moe_layer_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
-    precision: Literal["bf16", "fp16", "tf32", "fp32", "fp8"] = "bf16"
+    precision: str = "bf16"
     tp: Count = 1
     pp: Count = 1
     cp: Count = 1
@@ -76,12 +77,13 @@ class Run(Description):
     fsdp_shard: Count | None = None
     reshard_after_forward: Flag = None
     sequence_parallel: Flag = None
-    micro_batch: Count | None = None
+    micro_batch: Positive | None = None
     grad_accum: Count | None = None
     global_batch: Count | None = None
-    recompute: Literal["none", "selective", "full"] | None = None
+    slices: Count | None = None
+    recompute: str | None = None
     recompute_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
-    attention: Literal["unfused", "flash1", "flash2", "flash3"] | None = None
+    attention: str | None = None
     compiled: Flag = None
     tp_overlap: Flag = None
     grad_bytes: Literal[2, 4] | None = None

@@ -161,8 +161,8 @@ def _mean_ranks(values: Floats) -> Floats:
 Regime = Callable[[Run], str]
 REGIMES: Mapping[str, Regime] = {
     "GPUs": lambda run: _bin(run.num_gpus, (1, 8, 32, 128, 512)),
-    "tokens per microbatch and GPU": lambda run: _bin((run.micro_batch or 1) * run.seq_len, (2048, 8192, 32768)),
-    "hidden": lambda run: _bin(run.hidden, (1024, 2048, 4096, 8192)),
+    "tokens per microbatch and GPU": lambda run: _bin((run.micro_batch or 1) * (run.seq_len or 1), (2048, 8192, 32768)),
+    "hidden": lambda run: _bin(run.hidden or 1, (1024, 2048, 4096, 8192)),
     "tensor parallel": lambda run: f"tp {run.tp}",
     "pipeline": lambda run: f"pp {run.pp}",
     "ZeRO": lambda run: f"zero {run.zero}",

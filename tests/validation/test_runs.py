@@ -83,3 +83,21 @@ def test_partly_filled_nodes_and_unknown_software_are_assumed_and_said(tmp_path)
     assert "128 GPUs do not fill nodes of 72: taken as nodes of 64" in said
     assert "framework 'homegrown' is not described: taken as megatron-core" in said
     assert "the source does not state the network's rate" in said
+
+
+def test_tpu_slices_policies_and_precisions_by_other_names_are_read(tmp_path):
+    header = HEADER.replace("tp,", "precision,recompute,slices,tp,")
+    row = ROW.replace("h100-sxm,8", "tpu-v5p,64").replace(
+        "2048,2,1,4,1,8", "2048,bf16 (fp32 weights),custom,1,4,1,64,0.5,64"
+    )
+    (run,) = read_runs(table(tmp_path, header, row.replace("megatron-core", "maxtext")))
+    job, assumptions = describe(run)
+    assert (job.cluster.gpus, job.cluster.node_link.kind, job.plan.framework.name) == (64, "torus", "maxtext")
+    assert (job.plan.precision, job.plan.recompute, job.plan.micro_batch) == ("bf16", "full", 4)
+    assert "recomputation policy 'custom' is not known: taken as full" in assumptions
+
+
+def test_a_row_without_a_model_is_a_refusal_not_a_bad_table(tmp_path):
+    (run,) = read_runs(table(tmp_path, HEADER, ROW.replace(",4,1024,8,4096,", ",,1024,8,4096,")))
+    with pytest.raises(RunsError, match="the row does not state layers, without which there is no model; fill them in"):
+        describe(run)
