@@ -4,12 +4,15 @@ More GPUs want larger batches. Tokens per second go on growing; but beyond the c
 saves ever fewer steps (McCandlish et al. 2018, arXiv:1812.06162). For each cluster the batch is chosen that reaches the
 target first. Copy the file and edit what stands in capitals.
 
-    python scenarios/critical_batch_size.py
+    python scenarios/critical_batch_size.py [chart.html]
 """
+
+import sys
 
 import simpar
 from simpar import Plan
 from simpar.convergence import TimeToTarget
+from simpar.view.chart import write_chart
 
 MODEL = "llama3-8b"
 CLUSTERS = ("h100-sxm:8x8", "h100-sxm:32x8", "h100-sxm:128x8", "h100-sxm:512x8")
@@ -22,14 +25,24 @@ MINIMUM_STEPS = 25_000  # even with the largest batch, likewise; times the criti
 BATCHES = (64, 128, 256, 512, 1_024, 2_048)  # samples a step
 
 
-def main() -> None:
-    """Prints the batch sizes on one cluster, and the best one of each."""
+def main(chart: str = "critical_batch_size.html") -> None:
+    """Prints the batch sizes on one cluster, and the best one of each; draws the time to the target over the batch."""
     found = {cluster: records(cluster) for cluster in CLUSTERS}
     print(f"{MODEL} on {CLUSTERS[1]}, critical batch {CRITICAL_BATCH / 1e6:g} M tokens:\n")
     print_batches(found[CLUSTERS[1]])
     print("\nThe batch that reaches the target first, on each cluster:\n")
     print_scaling(found)
-    print(f"\n{verdict(found)}")
+    answer = verdict(found)
+    print(f"\n{answer}")
+    write_chart(
+        chart,
+        {cluster: {f"{one.batch:,}": one.hours for one in records_} for cluster, records_ in found.items()},
+        title=f"How long does {MODEL} train to its target?",
+        answer=answer,
+        across="batch (samples a step)",
+        value="time to the target (h)",
+    )
+    print(f"\nchart: {chart}")
 
 
 def records(cluster: str) -> tuple[TimeToTarget, ...]:
@@ -83,4 +96,4 @@ def verdict(found: dict[str, tuple[TimeToTarget, ...]]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
