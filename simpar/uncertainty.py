@@ -41,6 +41,8 @@ _ASSUMED = 0.25  # relative standard deviation where nothing states one, as for 
 _SAMPLES = 20_000
 _KERNELS = ("gemm", "attention", "memory_bound")
 LEVEL = "level"
+USUAL_LEVEL = 0.8
+"""Probability that a step time lies in its interval, where nobody asks for another."""
 
 Seconds = npt.NDArray[np.float64]
 
@@ -110,7 +112,7 @@ def samples(result: Result, n: int, seed: int = 0) -> Seconds:
     return result.uncertainty.samples(n, seed)
 
 
-def interval(result: Result, level: float = 0.8) -> tuple[float, float]:
+def interval(result: Result, level: float = USUAL_LEVEL) -> tuple[float, float]:
     """Bounds of the step time in seconds that hold with probability ``level``.
 
     Where whole steps of the framework were measured, from how far these lay off (which the errors of kernels and links

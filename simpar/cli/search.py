@@ -207,7 +207,7 @@ def _table(title: str, members: "Sequence[Found]", *, several: bool) -> "Rendera
     from rich import box  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    from simpar.search.interval import LEVEL  # noqa: PLC0415
+    from simpar.uncertainty import USUAL_LEVEL  # noqa: PLC0415
     from simpar.units import format_bytes, format_time  # noqa: PLC0415
 
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -216,7 +216,7 @@ def _table(title: str, members: "Sequence[Found]", *, several: bool) -> "Rendera
     heads = [
         *(["GPUs"] if several else []),
         "step",
-        f"{LEVEL:.0%} between",
+        f"{USUAL_LEVEL:.0%} between",
         "MFU",
         "memory",
         *(["cost/step"] if priced else []),

@@ -105,12 +105,12 @@ def _table(found: "Sweep") -> "RenderableType":
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    from simpar.search.interval import LEVEL  # noqa: PLC0415
+    from simpar.uncertainty import USUAL_LEVEL  # noqa: PLC0415
     from simpar.units import format_bytes, format_count, format_time  # noqa: PLC0415
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     priced = any("cost_per_step" in row for row in found.rows)
-    for head in (*found.varied, "step", f"{LEVEL:.0%} between", "MFU", "tokens/s", "bubble", "memory"):
+    for head in (*found.varied, "step", f"{USUAL_LEVEL:.0%} between", "MFU", "tokens/s", "bubble", "memory"):
         table.add_column(head, justify="right")
     if priced:
         table.add_column("cost/step", justify="right")

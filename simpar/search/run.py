@@ -21,7 +21,6 @@ from simpar.program.footprint import footprints
 from simpar.program.lower import lower
 from simpar.search.bound import Bound, Bounds
 from simpar.search.found import Counts, Found, SearchResult, pareto
-from simpar.search.interval import step_time_interval
 from simpar.search.journal import Journal
 from simpar.search.space import axes_of, plans
 from simpar.search.workers import WorkerLostError, Workers
@@ -326,7 +325,7 @@ def simulate_plan(task: tuple[bytes, Candidate]) -> dict[str, Any]:
         return {**record, "error": str(error)}
     if not result.fits:
         return {**record, "error": "memory"}
-    low_s, high_s = step_time_interval(result) if result.step_time_s <= candidate.worth_s else (None, None)
+    low_s, high_s = result.step_time_interval() if result.step_time_s <= candidate.worth_s else (None, None)
     return {
         **record,
         "step_time_s": result.step_time_s,

@@ -14,7 +14,6 @@ from simpar import __version__
 from simpar.errors import JobError, SimparError
 from simpar.job import Job
 from simpar.result import Result
-from simpar.search.interval import step_time_interval
 from simpar.search.journal import Journal
 from simpar.search.records import columns, data_frame, write_records
 from simpar.search.vary import changed, locate
@@ -149,7 +148,7 @@ def sweep_row(task: tuple[bytes, int, tuple[Any, ...]]) -> Record:
 
 def figures(result: Result) -> Record:
     """The figures of a step, flat."""
-    low_s, high_s = step_time_interval(result)
+    low_s, high_s = result.step_time_interval()
     step_s, cluster = result.step_time_s, result.job.cluster
     # where compute and what it waits for take most
     parts = ((sum(rank.compute_s.values()), sum(rank.exposed_s.values())) for rank in result.ranks)

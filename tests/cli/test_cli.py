@@ -6,12 +6,11 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import pytest
 
 from simpar import __version__
-from simpar.cli import main
 from simpar.errors import PlanError
 from simpar.hardware.cluster import cluster_presets, fabric_names, node_link_names
 from simpar.hardware.device import device_names
@@ -24,26 +23,6 @@ SIMULATE = import_module("simpar.simulation")
 
 SMALL = "model: gpt2\ncluster: h100-sxm:1x8\nplan:\n  zero: 1\n  micro_batch: 4\n"
 PIPELINE = {"model": "llama3-8b", "cluster": "h100-sxm:2x8", "plan": {"tp": 1, "pp": 16, "zero": 1, "grad_accum": 16}}
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs the command in a folder of its own that holds job.yaml."""
-    monkeypatch.chdir(tmp_path)
-    Path("job.yaml").write_text(SMALL, encoding="utf-8")
-
-    def run(*words: str) -> Said:
-        code = main(words)
-        printed = capsys.readouterr()
-        return Said(code, printed.out, printed.err)
-
-    return run
 
 
 def test_json_is_one_object_and_nothing_else(said: Any) -> None:

@@ -2,34 +2,19 @@
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from simpar import simulate
-from simpar.cli import main
 
 JOB = "model: gpt2\ncluster: h100-sxm:1x4\nplan:\n  tp: 4\n  global_batch: 16\n  seq_len: 512\n"
 FEW = ("--choose", "micro_batch=1", "--choose", "recompute=none", "--choose", "zero=0,1", "--choose", "vpp=1")
 
 
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
 @pytest.fixture
-def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    monkeypatch.chdir(tmp_path)
-    Path("job.yaml").write_text(JOB, encoding="utf-8")
-
-    def run(*words: str) -> Said:
-        code = main(words)
-        printed = capsys.readouterr()
-        return Said(code, printed.out, printed.err)
-
-    return run
+def job_text() -> str:
+    return JOB
 
 
 def test_a_search_reports_counts_groups_and_front(said: Any) -> None:

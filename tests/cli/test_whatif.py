@@ -2,36 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from simpar.cli import main
 from simpar.simulation import simulate
 from simpar.whatif.comparison import compare
 from simpar.whatif.explanation import explain
 
 SMALL = "model: gpt2\ncluster: h100-sxm:1x8\nplan:\n  zero: 1\n  micro_batch: 4\n"
 JOB = {"model": "gpt2", "cluster": "h100-sxm:1x8", "plan": {"zero": 1, "micro_batch": 4}}
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    monkeypatch.chdir(tmp_path)
-    Path("job.yaml").write_text(SMALL, encoding="utf-8")
-
-    def run(*words: str) -> Said:
-        code = main(words)
-        printed = capsys.readouterr()
-        return Said(code, printed.out, printed.err)
-
-    return run
 
 
 def test_explain_prints_words_and_tables(said: Any) -> None:
