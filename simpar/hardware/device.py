@@ -38,6 +38,7 @@ ALIASES: Mapping[str, str] = {
     "h800": "h800-sxm",
     "p100": "p100-sxm",
     "tpu-v6e-trillium": "tpu-v6e",
+    "tpu7x": "tpu-v7x",
     "trn2": "trainium2",
     "v100": "v100-sxm-32gb",
     "v100-sxm": "v100-sxm-32gb",

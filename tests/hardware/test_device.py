@@ -15,7 +15,8 @@ FOLDER = files("simpar.hardware") / "catalog" / "devices"
 NAMES = (
     "a100-pcie", "a100-sxm-40gb", "a100-sxm-80gb", "a800-sxm", "b200-sxm", "b300-sxm", "cpu", "gaudi2", "gaudi3",
     "gb200", "gb300", "gh200", "h100-pcie", "h100-sxm", "h100-sxm-96gb-500w", "h20", "h200-sxm", "h800-sxm", "l40s",
-    "mi300x", "mi325x", "mi355x", "p100-sxm", "tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e", "trainium2",
+    "mi300x", "mi325x", "mi355x", "p100-sxm", "tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e",
+    "tpu-v7x", "trainium2",
     "v100-sxm-16gb", "v100-sxm-32gb",
 )  # fmt: skip
 
