@@ -5,14 +5,17 @@ each by two plans. Then a run of days: how often to write a checkpoint, and how 
 published run of Llama 3 405B, which 419 failures interrupted in 54 days. Copy the file and edit what stands in
 capitals.
 
-    python scenarios/stragglers_and_failures.py
+    python scenarios/stragglers_and_failures.py [chart.html]
 """
+
+import sys
 
 import simpar
 from simpar import Plan
 from simpar.reliability.failures import Failures
 from simpar.reliability.goodput import goodput
 from simpar.units import format_duration
+from simpar.view.chart import write_chart
 
 MODEL = "llama3-8b"
 CLUSTER = "h100-sxm:4x8"
@@ -39,16 +42,27 @@ LLAMA3_GPUS = 16_384
 LLAMA3_UNEXPECTED = 419  # interruptions in these days: arXiv:2407.21783, section 3.3.4, with over 90 % effective time
 
 
-def main() -> None:
-    """Prints the cost of faults in a step, of failures in a run, and the published run."""
+def main(chart: str = "stragglers_and_failures.html") -> None:
+    """Prints the cost of faults in a step, of failures in a run, and the published run; draws the first."""
     print(f"{MODEL} on {CLUSTER}: step time, and what each fault adds\n")
-    print_steps()
+    added = print_steps()
     print(f"\nA pass of a microbatch varies by {JITTER:.0%}: {DRAWS} steps of FSDP\n")
     print_noise()
     print(f"\n{DAYS} days on {LLAMA3_GPUS:,} GPUs that fail every {MTBF_GPU_H:,} h each\n")
     print_goodput(MTBF_GPU_H)
     print(f"\nLlama 3 405B: {LLAMA3_UNEXPECTED} failures in {DAYS} days, more than 90 % effective training time\n")
     print_llama3()
+    worst = max(FAULTS, key=lambda fault: max(plan[fault] for plan in added.values()))
+    write_chart(
+        chart,
+        added,
+        title="What a fault adds to a step",
+        answer=f"{worst} costs most: up to {max(plan[worst] for plan in added.values()):.0f} %",
+        across="fault",
+        value="longer step (%)",
+        form="bars",
+    )
+    print(f"\nchart: {chart}")
 
 
 def job(plan: Plan, faults: dict | None = None) -> simpar.Job:
@@ -57,14 +71,18 @@ def job(plan: Plan, faults: dict | None = None) -> simpar.Job:
     return simpar.Job(model=MODEL, cluster=CLUSTER, plan=plan, faults=faults or {})
 
 
-def print_steps() -> None:
-    """One line a fault, one column a plan."""
+def print_steps() -> dict[str, dict[str, float]]:
+    """One line a fault, one column a plan; what each adds, in per cent, by plan and fault."""
     print(f"{'':26}" + "".join(f"{name:>14}" for name in PLANS))
     healthy = {name: simpar.simulate(job(plan)).step_time_s for name, plan in PLANS.items()}
     print(f"{'healthy':26}" + "".join(f"{step_s:12.3f} s" for step_s in healthy.values()))
+    added: dict[str, dict[str, float]] = {name: {} for name in PLANS}
     for fault, faults in FAULTS.items():
         slow = [simpar.simulate(job(plan, faults)).step_time_s / healthy[name] for name, plan in PLANS.items()]
         print(f"{fault:26}" + "".join(f"{factor - 1:+14.1%}" for factor in slow))
+        for name, factor in zip(PLANS, slow, strict=True):
+            added[name][fault] = 100 * (factor - 1)
+    return added
 
 
 def print_noise() -> None:
@@ -102,4 +120,4 @@ def failures(mtbf_gpu_h: float, checkpoint_s: float, restart_s: float) -> Failur
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -71,7 +71,7 @@ def read_cluster(value: Any) -> Any:
 
     A text such as ``h100-sxm:64x8`` or a preset's name, a mapping with the fields of a :class:`Cluster`, or a mapping
     with a cluster as ``base`` and what differs; there, a mapping for a part (``fabric: {oversubscription: 2}``) changes
-    only the fields that it names.
+    only the fields that it names. A device that changes so keeps its links.
 
     Raises:
         ClusterError: the base is not understood, or a field is wrong.
@@ -80,11 +80,26 @@ def read_cluster(value: Any) -> Any:
         return value
     base = Cluster.model_validate(read_cluster(value["base"]))
     changes = {key: change for key, change in value.items() if key != "base"}
+    kept: dict[str, Any] = {}
     for key, change in changes.items():
         part = getattr(base, key, None)
         if isinstance(part, Description) and isinstance(change, Mapping) and "base" not in change:
-            changes[key] = {**dict(part), **change}
-    return base.replace(**changes)
+            changes[key] = _changed_part(part, change)
+            if key == "device":
+                kept = {"node_link": base.node_link, "fabric": base.fabric}
+    return base.replace(**{**kept, **changes})
+
+
+def _changed_part(part: Description | Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a part, changed where ``changes`` says, in its own parts too (``peak_flop_per_s: {bf16: …}``)."""
+    fields = dict(part)
+    for key, change in changes.items():
+        inner = fields.get(key)
+        if isinstance(inner, Description | Mapping) and isinstance(change, Mapping) and "base" not in change:
+            fields[key] = _changed_part(inner, change)
+        else:
+            fields[key] = change
+    return fields
 
 
 class Job(Description):

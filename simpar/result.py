@@ -4,14 +4,16 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from statistics import harmonic_mean
 from typing import TYPE_CHECKING, Any
 
 from simpar.economics import Cost, cost
+from simpar.hardware.device import Device
 from simpar.job import Job
 from simpar.model.transformer import Transformer
 from simpar.plan.layout import Layout
-from simpar.program.footprint import Footprint
+from simpar.program.footprint import Footprint, fullest
 from simpar.program.work import Share
 from simpar.trace.breakdown import RankTime, breakdown, bubble_fraction
 from simpar.trace.cycles import cycle_s
@@ -110,8 +112,10 @@ class Result:
 
     @property
     def peak_flop_per_s(self) -> float:
-        """Dense peak of the whole cluster in the plan's precision."""
-        return float(self.job.cluster.device.peak(self.layout.precision) * self.job.cluster.gpus)
+        """Dense peak of the whole cluster, all kinds of devices together, in the plan's precision."""
+        cluster = self.job.cluster
+        kinds = zip(cluster.devices, cluster.gpus_by_kind, strict=True)
+        return float(sum(device.peak(self.layout.precision) * gpus for device, gpus in kinds))
 
     @property
     def mfu(self) -> float:
@@ -168,7 +172,13 @@ class Result:
     @property
     def fits(self) -> bool:
         """Whether every rank fits its device."""
-        return self.peak_memory_bytes <= self.job.cluster.device.memory_bytes
+        worst, device = self.fullest
+        return worst.peak_bytes <= device.memory_bytes
+
+    @cached_property
+    def fullest(self) -> tuple[Footprint, Device]:
+        """The rank that needs the largest share of its device's memory, and that device."""
+        return fullest(self.footprints, self.layout, self.job.cluster)
 
     # ---- certainty, money and energy ---------------------------------------------------------------------------------
 
@@ -203,7 +213,7 @@ class Result:
             self.job.cluster,
             step_s=self.step_time_s,
             busy_fraction=self.busy_fraction,
-            step_tokens=self.layout.global_batch * self.layout.seq_len,
+            step_tokens=self.layout.step_tokens,
             tokens=tokens,
         )
 
@@ -277,7 +287,9 @@ class Result:
             f"{name}={n}" for name, n in degrees.items() if n > 1 or name in ("dp", "etp") or (name == "zero" and n)
         )
         schedule = f" · {plan.schedule}" + (f" ×{plan.vpp}" if plan.vpp > 1 else "") if plan.pp > 1 else ""
-        return f"{self.job.model.name} on {cluster.gpus:,} {cluster.device.name} · {shown}{schedule}"
+        kinds = zip(cluster.devices, cluster.gpus_by_kind, strict=True)
+        gpus = " + ".join(f"{count:,} {device.name}" for device, count in kinds)
+        return f"{self.job.model.name} on {gpus} · {shown}{schedule}"
 
     @property
     def subtitle(self) -> str:
@@ -307,8 +319,7 @@ class Result:
         Args:
             tokens: of a training run whose cost is to be in it; see :meth:`cost`.
         """
-        device = self.job.cluster.device
-        fullest = max(self.footprints, key=lambda f: f.peak_bytes)
+        worst, device = self.fullest
         return {
             "step_time_s": self.step_time_s,
             "samples_per_s": self.samples_per_s,
@@ -327,10 +338,10 @@ class Result:
             "communication_bytes": self.communication_bytes,
             "links": [_link_dict(link, self.trace.step_s, self.layout.steps) for link in self._links()],
             "memory": {
-                "peak_bytes": fullest.peak_bytes,
+                "peak_bytes": worst.peak_bytes,
                 "capacity_bytes": device.memory_bytes,
                 "fits": self.fits,
-                "by_category": fullest.by_category,
+                "by_category": worst.by_category,
                 "by_stage": [
                     {
                         "stage": f.stage,
@@ -354,14 +365,14 @@ class Result:
             f"<tr><th style='text-align:left'>{name}</th><td>{value}</td></tr>"
             for name, value in self.summary().items()
         )
-        return f"<table><caption>{self.title}</caption>{rows}</table>"
+        return f"<table><caption>{escape(self.title)}</caption>{rows}</table>"
 
     def __repr__(self) -> str:
         return f"<Result: {self.title} · {self.subtitle}>"
 
     def summary(self) -> dict[str, str]:
         """The main figures with their units, as text."""
-        device = self.job.cluster.device
+        worst, device = self.fullest
         return {
             "step time": format_time(self.step_time_s),
             f"{self.unit}/s": f"{self.tokens_per_s:,.0f}",
@@ -369,7 +380,7 @@ class Result:
             "MFU": f"{self.mfu:.1%}",
             "HFU": f"{self.hfu:.1%}",
             "bubble": f"{self.bubble_fraction:.1%}",
-            "peak memory": f"{format_bytes(self.peak_memory_bytes)} of {format_bytes(device.memory_bytes)}",
+            "peak memory": f"{format_bytes(worst.peak_bytes)} of {format_bytes(device.memory_bytes)}",
         }
 
 

@@ -13,7 +13,7 @@ from simpar.cost.kernel import extrapolated, kernel_s
 from simpar.description import Description
 from simpar.engine.simulate import execute
 from simpar.errors import DoesNotFitError, FieldPath, JobError, ModelError, PlanError
-from simpar.hardware.device import Device
+from simpar.faults.description import Faults
 from simpar.job import Job
 from simpar.model.transformer import Transformer
 from simpar.plan.layout import Layout, lay_out
@@ -21,7 +21,7 @@ from simpar.plan.plan import Plan
 from simpar.plan.samples import StepSamples
 from simpar.problems import shown
 from simpar.program.fold import simulated
-from simpar.program.footprint import Footprint, footprints
+from simpar.program.footprint import Footprint, footprints, fullest
 from simpar.program.ir import Launch, Program
 from simpar.program.lower import lower
 from simpar.program.work import block_runs, recomputed_share
@@ -75,11 +75,13 @@ def check_size(job: Job, layout: Layout) -> None:
         text = f"{layers:,} layers are more than the {_MOST_LAYERS:,} that can be simulated; describe a smaller model"
         raise ModelError.of_fields([(("model", "layers"), text)])
     stages = job.plan.pp * job.plan.vpp
-    operations = 2 * layout.microbatches * stages
+    operations = 2 * layout.microbatches * stages * layout.steps
     if operations > _MOST_OPERATIONS:
+        several = f" in {layout.steps:,} steps (sync_every, sync.steps)" if layout.steps > 1 else ""
+        fewer = f"{'simulate fewer steps, ' if layout.steps > 1 else ''}raise micro_batch or lower global_batch"
         text = (
-            f"{layout.microbatches:,} microbatches on {stages} virtual stages are {operations:,} operations, more than "
-            f"the {_MOST_OPERATIONS:,} that can be simulated; raise micro_batch or lower global_batch or grad_accum"
+            f"{layout.microbatches:,} microbatches on {stages} virtual stages{several} are {operations:,} operations, "
+            f"more than the {_MOST_OPERATIONS:,} that can be simulated; {fewer} or grad_accum"
         )
         raise PlanError.of_fields([(("plan",), text)])
 
@@ -88,34 +90,59 @@ def _simulate(job: Job, *, allow_oom: bool, fold: bool) -> Result:
     layout = lay_out(job.plan, job.model, job.cluster)
     check_size(job, layout)
     faults = job.faults if job.faults.any else None
-    if faults is not None:
-        _check_ranks(job, layout, fold=fold)
+    _check_ranks(job, layout, faults, fold=fold)
     with _collector_paused():
         program = lower(job.model, job.cluster, layout, fold=fold, faults=faults)
         memory = footprints(program)
         if not allow_oom:
-            _check_fit(job, memory)
+            _check_fit(job, layout, memory)
         trace = execute(program, job.cluster, faults)
     share = recomputed_share(program)
     return Result(job, layout, trace, memory, share, tuple(_warnings(job, layout, program, memory, trace)))
 
 
-def _check_ranks(job: Job, layout: Layout, *, fold: bool) -> None:
-    """Refuses faults that make a job of many ranks unfold into what would run for hours."""
-    plan, layers = layout.plan, job.model.layers
-    chosen = simulated(layout, job.cluster, job.faults, fold=fold)
+def _check_ranks(job: Job, layout: Layout, faults: Faults | None, *, fold: bool) -> None:
+    """Refuses a job of many ranks that unfolds into what would run for hours."""
+    chosen = simulated(layout, job.cluster, faults, fold=fold)
+    if chosen.folded:
+        return
+    plan, layers, replicas = layout.plan, job.model.layers, len(chosen.replicas)
     ranks = plan.tp * plan.pp
-    passes = 2 * layout.microbatches
-    whole = passes * plan.vpp * ranks * len(chosen.replicas)
-    depth = (len(layers) if isinstance(layers, tuple) else layers) / plan.pp
+    passes = 2 * layout.microbatches * layout.steps
+    layers = len(layers) if isinstance(layers, tuple) else layers
+    depth = layers / plan.pp
+    whole = passes * ranks * replicas * (depth if plan.zero == 3 else plan.vpp)  # each layer gathers its parameters
     opened = passes * depth * _LAUNCHES_PER_LAYER * ranks * len(chosen.opened)
-    if whole + opened > _MOST_OPERATIONS:
+    messages = 0.0
+    if layout.server is not None:
+        buckets = min(max(job.model.parameters / layout.bucket_parameters, 1.0), layers + 2.0)  # of whole layers
+        parts = layout.server.count(replicas, job.cluster.nodes) if layout.server.sharding == "sliced" else 1
+        messages = 2 * layout.steps * buckets * parts * plan.tp * replicas
+    operations = whole + opened + messages
+    if operations > _MOST_OPERATIONS:
+        struck = faults is not None and simulated(layout, job.cluster, None, fold=fold).folded
+        why = "tell the ranks apart" if struck else _told_apart(job, layout)
+        fewer = ", or slow GPUs and links of few replicas instead of jitter" if struck else ""
         text = (
-            f"tell the ranks apart, so that {ranks * len(chosen.replicas):,} of them would be simulated with some "
-            f"{whole + opened:,.0f} operations, more than the {_MOST_OPERATIONS:,} that can be; take a smaller "
-            "cluster, fewer microbatches, or slow GPUs and links of few replicas instead of jitter"
+            f"{why}, so that {ranks * replicas:,} of them would be simulated with some {operations:,.0f} operations, "
+            f"more than the {_MOST_OPERATIONS:,} that can be; take a smaller cluster, or fewer microbatches{fewer}"
         )
-        raise JobError.of_fields([(("faults",), text)])
+        field: FieldPath = ("faults",) if struck else ()
+        raise JobError.of_fields([(field, text)])
+
+
+def _told_apart(job: Job, layout: Layout) -> str:
+    """Why one replica cannot stand for all."""
+    cluster = job.cluster
+    reasons = {
+        "parameter servers tell the ranks apart": layout.server is not None,
+        "a graph tells the ranks apart": cluster.graph is not None,
+        "a placement tells the ranks apart": cluster.placement is not None,
+        "samples of different lengths tell the ranks apart": layout.samples is not None,
+        "kinds of nodes tell the ranks apart": len(cluster.devices) > 1,
+        "groups lie on nodes or leaf switches in different ways": True,
+    }
+    return next(reason for reason, holds in reasons.items() if holds)
 
 
 def _most_extreme(job: Job) -> tuple[FieldPath, str]:
@@ -151,8 +178,8 @@ def _collector_paused() -> Iterator[None]:
         gc.enable()
 
 
-def _check_fit(job: Job, memory: tuple[Footprint, ...]) -> None:
-    worst, device = _fullest(job, memory)
+def _check_fit(job: Job, layout: Layout, memory: tuple[Footprint, ...]) -> None:
+    worst, device = fullest(memory, layout, job.cluster)
     capacity = device.memory_bytes
     if worst.peak_bytes <= capacity:
         return
@@ -164,12 +191,6 @@ def _check_fit(job: Job, memory: tuple[Footprint, ...]) -> None:
     )
 
 
-def _fullest(job: Job, memory: tuple[Footprint, ...]) -> tuple[Footprint, Device]:
-    """The rank that needs the largest share of its device's memory, and that device."""
-    devices = [job.cluster.device_of(footprint.rank) for footprint in memory]
-    return max(zip(memory, devices, strict=True), key=lambda pair: pair[0].peak_bytes / pair[1].memory_bytes)
-
-
 def _what_fits(job: Job) -> str:
     """Up to three changes of the plan that make the job fit, smallest first."""
     fitting = []
@@ -177,7 +198,7 @@ def _what_fits(job: Job) -> str:
         try:
             plan = job.plan.replace(**change)
             layout = lay_out(plan, job.model, job.cluster)
-            worst, device = _fullest(job, footprints(lower(job.model, job.cluster, layout)))
+            worst, device = fullest(footprints(lower(job.model, job.cluster, layout)), layout, job.cluster)
         except (PlanError, ValueError):
             continue  # this change breaks another rule
         if worst.peak_bytes <= device.memory_bytes:
@@ -242,8 +263,8 @@ def _relief(plan: Plan) -> Iterator[dict[str, Any]]:
 
 def _warnings(job: Job, layout: Layout, program: Program, memory: tuple[Footprint, ...], trace: Trace) -> Iterator[str]:
     plan, cluster = layout.plan, job.cluster
-    fullest, device = _fullest(job, memory)
-    peak = fullest.peak_bytes
+    worst, device = fullest(memory, layout, cluster)
+    peak = worst.peak_bytes
     if peak > device.memory_bytes:
         yield (
             f"does not fit: needs {format_bytes(peak)} of {format_bytes(device.memory_bytes)}; "
@@ -266,7 +287,8 @@ def _warnings(job: Job, layout: Layout, program: Program, memory: tuple[Footprin
             f"write {device.name}:{-(-cluster.gpus // known)}x{known} for nodes of that size"
         )
     waiting = _longest_host_wait_s(trace)
-    if trace.step_ns and waiting > _LAUNCH_BOUND * trace.step_s:
+    # where data come late, the host waits for these
+    if trace.step_ns and waiting > _LAUNCH_BOUND * trace.step_s and not job.faults.loader.strikes:
         yield (
             f"launch-bound: the device waits for the host {waiting / trace.step_s:.0%} of the step "
             f"({layout.launch_s * 1e6:.3g} µs per kernel launch); CUDA graphs or compilation would help"

@@ -28,8 +28,9 @@ def gbps(gigabits_per_second: float) -> float:
 
 def _scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
     for size, unit in steps:
-        if abs(value) >= size:
-            return f"{value / size:.3g} {unit}" if abs(value) < 1000 * size else f"{value / size:,.0f} {unit}"
+        # what three digits round up to a unit is written in it: neither 1e+03 M nor 1,000 M
+        if abs(value) >= 0.9995 * size:
+            return f"{value / size:.3g} {unit}" if abs(value) < 999.5 * size else f"{value / size:,.0f} {unit}"
     size, unit = steps[-1]
     return f"{value / size:.3g} {unit}"
 
@@ -64,7 +65,7 @@ def format_bytes(count: float) -> str:
 def format_count(value: float) -> str:
     """Large counts with decimal prefixes: parameters, tokens.
 
-    >>> format_count(70.6e9), format_count(8192)
-    ('70.6 B', '8.19 k')
+    >>> format_count(70.6e9), format_count(999.9e6), format_count(8192)
+    ('70.6 B', '1 B', '8.19 k')
     """
     return _scaled(value, ((TB, "T"), (GB, "B"), (MB, "M"), (KB, "k"), (1, ""))).rstrip()

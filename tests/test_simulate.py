@@ -2,12 +2,13 @@
 
 import gc
 import re
+import time
 
 import pytest
 import yaml
 from synthetic import even_model, ideal_cluster, ideal_device, job, small_transformer
 
-from simpar import Cluster, DoesNotFitError, Job, JobError, Plan, PlanError, mlp, simulate
+from simpar import Cluster, DoesNotFitError, Job, JobError, Plan, PlanError, SimparError, mlp, simulate
 from simpar.trace.trace import KINDS
 
 BIG = {"model": "llama3-8b", "cluster": "h100-sxm:1x8"}
@@ -231,3 +232,51 @@ def test_no_link_carries_more_than_it_can(plan):
         result = simulate(job(small_transformer(), cluster, seq_len=512, **plan))
         for link in result.trace.links:
             assert link.nbytes <= link.capacity_bytes_per_s * result.step_time_s * (1 + 1e-9), link
+
+
+LONG = {"seq_len": 128, "grad_accum": 4000}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "plan", "reason"),
+    [
+        ("h100-sxm:2048x8", {"sync": {"on": "hosts"}}, "parameter servers tell the ranks apart"),
+        (
+            {"base": "h100-sxm:1x1024", "graph": {"topology": "star", "gpus": 1024, "bandwidth_gbps": 400}},
+            LONG,
+            "a graph",
+        ),
+        ({"base": "h100-sxm:128x8", "placement": [*range(1023, -1, -1)]}, LONG, "a placement tells the ranks apart"),
+        ({"nodes": [{"device": name, "count": 64} for name in ("h100-sxm", "a100-sxm")]}, LONG, "kinds of nodes"),
+        ("h100-sxm:999x4", {"pp": 6, "zero": 3, **LONG}, "groups lie on nodes or leaf switches in different ways"),
+        ("h100-sxm:1x8", {"sync_every": 10**9}, "1 microbatches on 1 virtual stages in 1,000,000,000 steps"),
+        (
+            "h100-sxm:1x8",
+            {"sync": {"mode": "asynchronous", "steps": 10**9}},
+            "1 microbatches on 1 virtual stages in 1,0",
+        ),
+    ],
+)
+def test_what_would_run_for_hours_is_refused_at_once(cluster, plan, reason):
+    started = time.monotonic()
+    with pytest.raises(SimparError, match=r"more than the 2,000,000 that can be") as caught:
+        simulate({"model": "gpt2", "cluster": cluster, "plan": plan})
+    assert reason in str(caught.value)
+    assert time.monotonic() - started < 20  # it would take hours
+
+
+def test_the_same_jobs_run_where_they_are_small():
+    small = {"seq_len": 128, "grad_accum": 2}
+    for cluster, plan in (
+        ("h100-sxm:2x4", {"sync": {"on": "hosts"}}),
+        ({"base": "h100-sxm:2x4", "placement": [*range(7, -1, -1)]}, small),
+        ("h100-sxm:3x2", {"pp": 3, "zero": 3, **small}),
+        ("h100-sxm:1x8", {"sync_every": 100}),
+    ):
+        assert simulate({"model": "gpt2", "cluster": cluster, "plan": plan}).step_time_s > 0
+
+
+def test_a_name_is_text_in_a_notebook_too():
+    shown = simulate({"model": {"base": "gpt2", "name": "<img src=x onerror=alert(1)>"}, "cluster": "h100-sxm:1"})
+    assert "<img" not in shown._repr_html_()
+    assert "&lt;img" in shown._repr_html_()

@@ -3,11 +3,12 @@
 Errors of kernels of one class are taken to go the same way, so they add up; classes, the level that all kernels of a
 machine share, and communication are taken to be independent, so their squares do. Compute and the waits that follow
 from it (a pipeline's bubble) scale by compute's relative error, exposed communication by the link's. What hidden
-communication costs compute is not in it, nor the host's time where it bounds the step. The interval is log-normal.
+communication costs compute is not in it, nor the host's time where it bounds the step. The interval is that of a
+log-normal distribution with this relative standard deviation: one of 200 % does not reach down to nothing.
 """
 
 from collections import defaultdict
-from math import exp, hypot
+from math import exp, hypot, log1p, sqrt
 
 from simpar.cost.kernel import kernel_error, kernel_s
 from simpar.hardware.cluster import Cluster, FitError
@@ -36,8 +37,17 @@ def interval_s(trace: Trace, program: Program, cluster: Cluster) -> tuple[float,
         program: what it simulated.
         cluster: where.
     """
-    sigma = step_error(trace, program, cluster)
+    sigma = log_error(step_error(trace, program, cluster))
     return trace.step_s * exp(-_SIGMAS * sigma), trace.step_s * exp(_SIGMAS * sigma)
+
+
+def log_error(relative: float) -> float:
+    """Standard deviation of the logarithm of what has this relative standard deviation: √log(1 + r²) of a log-normal.
+
+    >>> round(log_error(0.1), 3), round(log_error(5.0), 2)
+    (0.1, 1.81)
+    """
+    return sqrt(log1p(relative * relative))
 
 
 def step_error(trace: Trace, program: Program, cluster: Cluster) -> float:

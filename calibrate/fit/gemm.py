@@ -10,6 +10,7 @@ from calibrate.errors import MeasurementError
 from calibrate.fit.accuracy import SEED, assess, kernel_splits
 from calibrate.fit.robust import FloatArray, Mask, Parameter, Solution, solve
 from calibrate.samples import KernelSample
+from simpar.cost.kernel import unaligned_factor
 from simpar.hardware.device import Device, GemmFit
 from simpar.hardware.profile import Accuracy
 from simpar.model.work import DTYPE_BYTES, DType, Gemm
@@ -68,6 +69,7 @@ class GemmTable:
         operands: elements of A over the whole batch.
         nbytes: traffic.
         wave: logarithm of the tile and wave quantisation.
+        unaligned: how much longer compute takes because rows are no multiple of 16 bytes.
     """
 
     m: FloatArray
@@ -77,15 +79,17 @@ class GemmTable:
     operands: FloatArray
     nbytes: FloatArray
     wave: FloatArray
+    unaligned: FloatArray
 
     @classmethod
-    def of(cls, kernels: Sequence[Gemm], sms: int) -> "GemmTable":
+    def of(cls, kernels: Sequence[Gemm], device: Device) -> "GemmTable":
         """Columns of the products, which all have one dtype and no empty dimension."""
         m, n, k, batch, out = np.array([(g.m, g.n, g.k, g.batch, g.out_bytes) for g in kernels], dtype=float).T
         results = batch * m * n
         nbytes = DTYPE_BYTES[kernels[0].dtype] * batch * k * (m + n) + out * results
-        wave = np.log(wave_factors(batch * m, n, k, sms))
-        return cls(m, n, k, results, batch * m * k, nbytes, wave)
+        wave = np.log(wave_factors(batch * m, n, k, device.sms))
+        unaligned = np.array([unaligned_factor(g, device) for g in kernels])
+        return cls(m, n, k, results, batch * m * k, nbytes, wave, unaligned)
 
 
 def wave_factors(m: FloatArray, n: FloatArray, k: FloatArray, sms: int) -> FloatArray:
@@ -113,6 +117,7 @@ def gemm_times(
         slowdown: sustained over burst; 1 for what is fitted, since a table holds what it holds.
     """
     compute = 2.0 * table.results * (table.k + values["k0"]) / (peak * values["peak_efficiency"]) * slowdown
+    compute = compute * table.unaligned
     if values["wave_exponent"]:
         compute = compute * np.exp(values["wave_exponent"] * table.wave)
     traffic = table.nbytes / (memory_bytes_per_s * values["bandwidth_efficiency"])
@@ -149,7 +154,7 @@ def fit_gemm(samples: Sequence[KernelSample], dtype: DType, base: Device, *, qua
         raise MeasurementError(
             f"{len(samples)} measured {dtype} products are too few for a fit; measure at least {_FEWEST} shapes"
         )
-    table = GemmTable.of([s.kernel for s in samples if isinstance(s.kernel, Gemm)], base.sms)
+    table = GemmTable.of([s.kernel for s in samples if isinstance(s.kernel, Gemm)], base)
     measured_s = np.array([s.time_s for s in samples])
     stacks = [s.stack for s in samples]
     names = sorted(set(stacks))

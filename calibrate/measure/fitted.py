@@ -1,5 +1,6 @@
 """From the rounds on disk to the profile: one sample for each item, the fits, and what else was learned."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from calibrate.tables import read_measurements
 from simpar.cost.kernel import kernel_s
 from simpar.hardware.device import Device
 from simpar.hardware.profile import Accuracy, Profile
+
+_MISFIT = 0.5  # median error from which on a fit is no description of what it was fitted to
 
 
 def fit_measured(
@@ -34,7 +37,7 @@ def fit_measured(
     rounds = read_measurements(raw)
     settled, found = settle(rounds), outliers(rounds)
     profile = fit_profile(settled, base, command=command)
-    notes = [*profile.notes, *plan.notes, *machine.warnings]
+    notes = [*profile.notes, *plan.notes, *machine.warnings, *misfits(profile.accuracy)]
     if found.slow:
         notes.append(
             f"{found.slow} of {found.rounds} rounds took over {OUTLIER} times their median, at worst "
@@ -49,6 +52,16 @@ def fit_measured(
         ),
     )
     return profile, settled, found
+
+
+def misfits(accuracy: Iterable[Accuracy]) -> list[str]:
+    """A sentence for each class whose fit misses its own points by so much that predictions with it mean little."""
+    return [
+        f"{row.what} fits its own {row.count} points badly (off by {row.median:.0%} in the median, by {row.p90:.0%} at "
+        "the 90th percentile), so predictions with it mean little; calibrate again when the machine is quieter"
+        for row in accuracy
+        if (row.region, row.split) == ("all", "fitted") and row.median > _MISFIT
+    ]
 
 
 def _job_accuracy(device: Device, plan: MeasurementPlan, settled: Measurements) -> list[Accuracy]:

@@ -74,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:  # noqa: PLR0911 - one 
         words = sys.argv[1:] if arguments is None else list(arguments)
         code = app(args=words, prog_name="simpar", standalone_mode=False)
         sys.stdout.flush()
+        if code == INTERRUPTED and words[:1] != ["calibrate"]:  # Typer turned it into a code; calibrate has said so
+            return _fail("interrupted", INTERRUPTED)
         return code if isinstance(code, int) else DONE
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
@@ -89,8 +91,18 @@ def main(arguments: Sequence[str] | None = None) -> int:  # noqa: PLR0911 - one 
         return _fail(str(error), MISTAKE)
     except _UsageError as error:
         return _fail(f"simpar: {error.format_message()}", MISTAKE)  # type: ignore[attr-defined]
-    except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
-        # the last resort: a user sees one line, and it asks for a report
+    except (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        MemoryError,
+        NameError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        # the last resort: one line that asks for a report, and not 1, a traceback's code, which means something else
         return _fail(
             f"simpar: {type(error).__name__}: {error}; simpar did not expect this input, please report it", MISTAKE
         )

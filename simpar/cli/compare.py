@@ -32,14 +32,21 @@ def compare(  # noqa: PLR0917 - Typer reads its flags from the signature
     html: Annotated[
         Path | None, typer.Option("--html", metavar="OUT.html", help="Write a plot as a page.", show_default=False)
     ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(
+            "--timeline", metavar="OUT.html", help="Write both timelines on one axis as a page.", show_default=False
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the draws behind the probability.")] = 0,
     allow_oom: Annotated[bool, typer.Option("--allow-oom", help="Compare even if one does not fit.")] = False,
 ) -> None:
     """Say where the difference between A.yaml and B.yaml comes from, and how likely A is the faster one."""
     from simpar.whatif.comparison import compare as run  # noqa: PLC0415
 
-    check_outputs({"--html": html} if html is not None else {}, a)
-    check_outputs({"--html": html} if html is not None else {}, b)
+    outputs = {flag: path for flag, path in (("--html", html), ("--timeline", timeline)) if path is not None}
+    check_outputs(outputs, a)
+    check_outputs(outputs, b)
     one, other = (
         simulated(path, {}, [*(both or ()), *(own or ())], allow_oom) for path, own in ((a, only_a), (b, only_b))
     )
@@ -54,6 +61,9 @@ def compare(  # noqa: PLR0917 - Typer reads its flags from the signature
 
         write_page(comparison_figure(found), html, title="simpar compare")
         typer.echo(f"wrote {html}", err=True)
+    if timeline is not None:
+        one.compare(other, words=("A", "B")).write_html(timeline)
+        typer.echo(f"wrote {timeline}", err=True)
 
 
 def _report(found: "Comparison") -> "Group":

@@ -36,7 +36,9 @@ SECTIONS = ("model", "cluster", "plan", "faults")
 COMMAND_LINE = "command line"
 
 _INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_BOOL, _STR = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:str"
 _LARGEST_FILE = 10 * MB
+_MOST_VALUES = 1_000_000  # of a job file, its aliases written out
 _PLAN_WORDS = {"global batch ": "global_batch", "layer split ": "layer_split"}
 
 
@@ -72,7 +74,7 @@ def parse_change(text: str) -> Override:
         mend = f"did you mean 'plan.{path[0]}'?" if f"plan.{path[0]}" in fields else "start with plan, model or cluster"
         raise JobError(f"--set '{text}': '{path[0]}' is not a section of a job; {mend}")
     try:
-        return path, yaml.load(value, Loader=_Loader)
+        return path, _load(value)
     except yaml.YAMLError as error:
         raise JobError(f"--set '{text}': '{value}' is not YAML ({_what(error)}); quote it") from None
     except (RecursionError, ValueError) as error:  # nested beyond reason; a date such as 2024-13-45
@@ -186,7 +188,7 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise JobError(f"{path}: cannot be read ({error.strerror}); give the path of a job file in YAML") from None
     try:
-        data = yaml.load(text, Loader=_Loader)
+        data = _load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -205,16 +207,51 @@ def _read(path: Path) -> dict[str, Any]:
     return data
 
 
+def _load(text: str) -> Any:
+    """What a YAML text says.
+
+    Raises:
+        yaml.YAMLError: it is no YAML.
+        ValueError: a value is none (a date such as 2024-13-45), or its aliases hold themselves or too much.
+        RecursionError: it nests beyond reason.
+    """
+    data = yaml.load(text, Loader=_Loader)
+    if _written_out(data, {}) > max(_MOST_VALUES, len(text)):  # without aliases every value has a character
+        raise ValueError(f"its aliases stand for more than {_MOST_VALUES:,} values")
+    return data
+
+
+def _written_out(value: Any, known: dict[int, int]) -> int:
+    """Values that a value is made of, itself included; ``known`` has those of the lists and mappings met so far.
+
+    Raises:
+        ValueError: a list or mapping holds itself.
+    """
+    if not isinstance(value, (dict, list)):
+        return 1
+    count = known.get(id(value))
+    if count is None:
+        known[id(value)] = -1  # until it is counted
+        count = 1 + sum(_written_out(each, known) for each in (value.values() if isinstance(value, dict) else value))
+        known[id(value)] = count
+    if count < 0:
+        raise ValueError("an alias stands inside of what it stands for")
+    return count
+
+
 class _Loader(SafeLoader):  # type: ignore[misc]  # one of two bases
     """YAML whose mappings name each key once (a second ``tp`` would win in silence), with numbers as in YAML 1.2.
 
-    By YAML 1.1, which PyYAML reads, ``1:30`` is 90 (base 60), ``010`` is 8, and ``1e3`` is a text.
+    By YAML 1.1, which PyYAML reads, ``1:30`` is 90 (base 60), ``010`` is 8, ``1e3`` is a text, and the key ``on`` is
+    true.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.tag == _BOOL:
+                    key.tag = _STR
                 if key.value in seen:
                     raise yaml.constructor.ConstructorError(
                         None, None, f"the key '{key.value}' stands here a second time; keep one", key.start_mark

@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from simpar.program.footprint import Footprint
+from simpar.program.footprint import Footprint, devices
 from simpar.result import Result
 from simpar.trace.breakdown import RankTime
 from simpar.units import GB, GIB, KIB, MB, MIB, MS, TFLOP, US, format_bytes, format_count, format_time
@@ -72,9 +72,9 @@ def _figures(result: Result) -> Table:
     grid.add_column(style="bold")
     grid.add_column(justify="right", style="bold cyan", no_wrap=True)
     grid.add_column(style="dim")
-    achieved = result.model_flop / result.step_time_s / result.job.cluster.gpus
-    device, unit = result.job.cluster.device, result.unit
-    peak, layout = result.peak_memory_bytes / device.memory_bytes, result.layout
+    gpus, unit, layout = result.job.cluster.gpus, result.unit, result.layout
+    achieved = result.model_flop / result.step_time_s / gpus
+    worst, device = result.fullest
     rows = [
         ("step time", format_time(result.step_time_s), f"{format_count(result.layout.global_batch)} samples"),
         ("throughput", f"{format_count(result.tokens_per_s)} {unit}/s", f"{result.tokens_per_s_per_gpu:,.1f} a GPU"),
@@ -82,14 +82,14 @@ def _figures(result: Result) -> Table:
         (
             "MFU",
             f"{result.mfu:.1%}",
-            f"of {_rate(device.peak(layout.precision))} dense {layout.precision}, full attention counted",
+            f"of {_rate(result.peak_flop_per_s / gpus)} dense {layout.precision}, full attention counted",
         ),
         ("HFU", f"{result.hfu:.1%}", "with recomputation"),
         ("bubble", f"{result.bubble_fraction:.1%}", "of the step, mean of all GPUs"),
         (
             "peak memory",
-            format_bytes(result.peak_memory_bytes),
-            f"{peak:.0%} of {format_bytes(device.memory_bytes)} ({device.title})",
+            format_bytes(worst.peak_bytes),
+            f"{worst.peak_bytes / device.memory_bytes:.0%} of {format_bytes(device.memory_bytes)} ({device.title})",
         ),
     ]
     for name, value, remark in rows:
@@ -165,7 +165,8 @@ def _ordered(streams: set[str]) -> list[str]:
 
 
 def _memory(result: Result, all_stages: bool, columns: int) -> Iterator[RenderableType]:
-    prints, capacity = result.footprints, result.job.cluster.device.memory_bytes
+    prints, cluster = result.footprints, result.job.cluster
+    capacities = [device.memory_bytes for device in devices(prints, result.layout, cluster)]
     size, unit = _scale(result.peak_memory_bytes, ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")))
     fullest = _index_of_most(prints, lambda f: f.peak_bytes)
     chosen = _choose(len(prints), fullest, len(prints) if all_stages else columns)
@@ -179,9 +180,10 @@ def _memory(result: Result, all_stages: bool, columns: int) -> Iterator[Renderab
         if any(f.by_category.get(category) for f in prints)
     ]
     rows.append(row("peak", lambda f: f.peak_bytes, "bold"))
-    over = any(f.peak_bytes > capacity for f in prints)
-    rows.append(row("free", lambda f: capacity - f.peak_bytes, "red" if over else "dim"))
-    title = f"memory at its peak, {unit} (capacity {capacity / size:,.1f})"
+    free = [capacity - f.peak_bytes for capacity, f in zip(capacities, prints, strict=True)]
+    rows.append(("free", [free[i] / size for i in chosen], "red" if min(free) < 0 else "dim"))
+    shown = " or ".join(f"{capacity / size:,.1f}" for capacity in dict.fromkeys(capacities))
+    title = f"memory at its peak, {unit} (capacity {shown})"
     yield from _tables(title, _heads([f.stage for f in prints], chosen, fullest, "fullest"), rows, columns)
 
 

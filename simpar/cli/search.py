@@ -1,6 +1,6 @@
 """``simpar search``: the fastest plans of all."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from simpar.search.run import Progress
 
 EPILOG = """\
-Every valid tp, pp, micro_batch, sequence_parallel, recompute, schedule (1f1b, interleaved), vpp and zero is looked \
-at, for the batch and the other fields of the job. [cyan]--choose[/] restricts a field ([cyan]--choose tp=4,8[/]) or \
-adds one ([cyan]--choose cp=1,2,4[/], [cyan]--choose schedule=1f1b,zb-h1[/]).
+Every valid tp, cp, pp, micro_batch, sequence_parallel, recompute, schedule (1f1b, interleaved), vpp and zero is \
+looked at, and with experts ep and etp (1, or that of tp), for the batch and the other fields of the job. \
+[cyan]--choose[/] restricts a field ([cyan]--choose tp=4,8[/], [cyan]--choose cp=1[/]) or adds one \
+([cyan]--choose cp_method=ring,all_to_all[/], [cyan]--choose schedule=1f1b,zb-h1[/]).
 """
 
 
@@ -60,16 +61,19 @@ def search(  # noqa: PLR0917 - Typer reads its flags from the signature
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Search all plans for the fastest ones that fit."""
+    from simpar.search.records import check_format  # noqa: PLC0415
     from simpar.search.run import search as run  # noqa: PLC0415
 
-    if html is not None:
-        check_outputs({"--html": html}, job)
+    outputs = {"--output": output, "--table": table, "--html": html}
+    check_outputs({flag: path for flag, path in outputs.items() if path is not None}, job)
+    if table is not None:
+        check_format(table)
     drafts = [_draft(job, model, one, changes or ()) for one in (cluster or (None,))]
     jobs = [draft.job() for draft in drafts]
     if any(job.faults.any for job in jobs):
         raise JobError("faults: a search compares plans where nothing is slow; drop them, and sweep the plans it finds")
     plan = jobs[0].plan
-    batch = global_batch or plan.global_batch
+    batch = plan.global_batch if global_batch is None else global_batch
     if batch is None:
         raise JobError("simpar search: plans share the batch; give --global-batch, or plan.global_batch in the job")
     if resume and output is None:
@@ -79,9 +83,9 @@ def search(  # noqa: PLR0917 - Typer reads its flags from the signature
             jobs[0].model,
             [each.cluster for each in jobs],
             global_batch=batch,
-            seq_len=seq_len or plan.seq_len,
+            seq_len=plan.seq_len if seq_len is None else seq_len,
             plan=_kept(plan),
-            choices=dict(map(_choice, choose or ())),
+            choices=once(map(_choice, choose or ()), "--choose"),
             top=top,
             whole_front=front,
             executor=executor,
@@ -129,6 +133,20 @@ def _choice(text: str) -> tuple[str, list[Any]]:
 
     field, values = parse_vary(text, flag="--choose")
     return field.removeprefix("plan."), values
+
+
+def once(given: Iterable[tuple[str, list[Any]]], flag: str) -> dict[str, list[Any]]:
+    """Values by field, where each field is given once.
+
+    Raises:
+        JobError: a field is given twice, of which the second would win in silence.
+    """
+    found: dict[str, list[Any]] = {}
+    for field, values in given:
+        if field in found:
+            raise JobError(f"{flag}: '{field}' is given twice; name all its values at once, such as {field}=1,2,4")
+        found[field] = values
+    return found
 
 
 @contextmanager
@@ -239,7 +257,8 @@ def shown_plan(fields: dict[str, Any]) -> str:
     >>> shown_plan({"tp": 8, "pp": 1, "schedule": "1f1b", "vpp": 1, "zero": 1, "recompute": "none"})
     'tp=8 zero=1'
     """
-    quiet = {"tp": 1, "pp": 1, "cp": 1, "vpp": 1, "zero": 0, "recompute": "none", "sequence_parallel": False}
+    quiet = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "zero": 0, "recompute": "none", "sequence_parallel": False}
+    quiet["etp"] = fields.get("tp", 1)  # what it is unless the plan says otherwise
     shown = {name: value for name, value in fields.items() if quiet.get(name) != value}
     if fields.get("pp", 1) == 1:
         shown.pop("schedule", None)

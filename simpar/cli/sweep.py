@@ -49,7 +49,8 @@ def sweep(  # noqa: PLR0917 - Typer reads its flags from the signature
 ) -> None:
     """Simulate a job with every combination of values."""
     from simpar.cli.jobfile import parse_change, read_draft  # noqa: PLC0415
-    from simpar.cli.search import executor_of, progress_bar  # noqa: PLC0415
+    from simpar.cli.search import executor_of, once, progress_bar  # noqa: PLC0415
+    from simpar.search.records import check_format  # noqa: PLC0415
     from simpar.search.sweep import sweep as run  # noqa: PLC0415
     from simpar.search.vary import parse_vary  # noqa: PLC0415
 
@@ -57,13 +58,15 @@ def sweep(  # noqa: PLR0917 - Typer reads its flags from the signature
         raise JobError("simpar sweep: nothing is varied; give --vary, such as --vary plan.tp=1,2,4,8")
     if resume and output is None:
         raise JobError("--resume: goes on with the file of --output; name it")
-    if html is not None:
-        check_outputs({"--html": html}, job)
+    outputs = {"--output": output, "--table": table, "--plot": plot, "--html": html}
+    check_outputs({flag: path for flag, path in outputs.items() if path is not None}, job)
+    if table is not None:
+        check_format(table)
     flags: list[tuple[tuple[str, ...], Any]] = []
     flags += [(("model",), model)] if model is not None else []
     flags += [(("cluster",), cluster)] if cluster is not None else []
     draft = read_draft(job, [*flags, *map(parse_change, changes or ())])
-    values = dict(map(parse_vary, vary))
+    values = once(map(parse_vary, vary), "--vary")
     base = draft.job()
     with executor_of(dask) as executor, progress_bar() as progress:
         found = run(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simpar.cli.terminal import show
+from simpar.cli.terminal import check_outputs, show
 from simpar.errors import JobError
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def validate(  # noqa: PLR0917 - Typer names the options after them
     columns = tuple(name.strip() for name in by.split(",") if name.strip())
     table = read_runs(runs)
     by_group((), columns)  # a wrong column is told before the work
-    if html is not None and not html.parent.is_dir():
-        raise JobError(f"--html: cannot write '{html}': there is no folder '{html.parent}'; create it first")
+    if html is not None:
+        check_outputs({"--html": html}, runs)
     with _Bar(len(table)) as bar:
         predictions = predict_all(table, workers=workers, progress=bar.show)
     report = ValidationReport(tuple(predictions), columns)

@@ -91,6 +91,7 @@ def collective_cost(
     *,
     algorithm: str = "auto",
     ranks: Sequence[int] | None = None,
+    network: Network | None = None,
 ) -> CollectiveCost:
     """Cost of one collective over ``size`` ranks that are spread evenly over ``nodes`` nodes.
 
@@ -113,7 +114,9 @@ def collective_cost(
     Hopper; 64 H100 then reach a bus bandwidth of 450 GB/s, as Azure publishes, where CoreWeave publishes 386. A group
     has g shares of the NICs of each node. On ``host`` links (gloo)
     a reduce-scatter costs what an all-reduce does, and an all-to-all also copies the own block at link speed:
-    both seen in measured times of torch 2.13.
+    both seen in measured times of torch 2.13. On a graph of one's own no switch reduces, and the flights along its
+    routes come on top: a ring's chunk passes all hops but one (2 or 1 times), a broadcast all but the last, a tree goes
+    up and down 2(g-1 + log2(k)) of the longest, an all-to-all waits for the farthest pair.
 
     Args:
         op: one of ``COLLECTIVE_OPS``.
@@ -123,7 +126,9 @@ def collective_cost(
         nodes: number of nodes they are on.
         cluster: where they run.
         algorithm: the fastest one by default (``auto``), or the name of one.
-        ranks: the group; only in a torus does it matter which, and there the first ones are assumed.
+        ranks: the group; only in a torus and on a graph does it matter which, and in a torus the first ones are
+            assumed.
+        network: the cluster's links, for the flights on a graph, which are left out without it.
 
     Raises:
         PlanError: unknown operation or algorithm, an algorithm that does not apply here, or a group that the
@@ -153,6 +158,8 @@ def collective_cost(
     else:
         whole = op == "reduce_scatter" and cluster.node_link.kind == "host"
         costs = [_ring(nbytes, size, nodes, cluster, 2 if whole else 1)]
+    if cluster.graph is not None and network is not None and ranks is not None:
+        costs = [_flown(cost, op, ranks, nodes, network) for cost in costs]
     if algorithm != "auto":
         admissible = [cost.algorithm for cost in costs]
         costs = [cost for cost in costs if cost.algorithm == algorithm]
@@ -270,11 +277,33 @@ def _all_reduce(nbytes: float, n: int, k: int, cluster: Cluster) -> list[Collect
     costs = [_ring(nbytes, n, k, cluster, 2)]
     if cluster.node_link.kind != "host":
         costs.append(_tree(nbytes, n, k, cluster))
-        if cluster.node_link.nvls and n > 4 * k:
+        reduces = cluster.graph is None  # no switch of a graph of one's own does
+        if reduces and cluster.node_link.nvls and n > 4 * k:
             costs.append(_nvls(nbytes, n, k, cluster))
-        if k > 1 and cluster.fabric is not None and cluster.fabric.sharp:
+        if reduces and k > 1 and cluster.fabric is not None and cluster.fabric.sharp:
             costs.append(_sharp(nbytes, n, k, cluster))
     return costs
+
+
+def _flown(cost: CollectiveCost, op: str, ranks: Sequence[int], nodes: int, network: Network) -> CollectiveCost:
+    """A collective on a graph, with the flights of its critical path."""
+    if op == "all_to_all":
+        flight_s = network.farthest_s(ranks)
+    else:
+        hops = network.flights_s(ranks)
+        around = sum(hops) - min(hops)
+        levels = len(ranks) / nodes - 1 + log2(nodes)
+        if op == "shift":
+            flight_s = max(hops)
+        elif op in ("broadcast", "reduce"):
+            flight_s = sum(hops[:-1])
+        elif cost.algorithm == "tree":
+            flight_s = 2 * levels * max(hops)
+        elif cost.algorithm == "halving_doubling":
+            flight_s = 2 * ceil(log2(len(ranks))) * network.farthest_s(ranks)
+        else:
+            flight_s = (2 if op == "all_reduce" else 1) * around
+    return cost._replace(latency_s=cost.latency_s + flight_s, total_s=cost.total_s + flight_s)
 
 
 def _ring(nbytes: float, n: int, k: int, cluster: Cluster, passes: int) -> CollectiveCost:

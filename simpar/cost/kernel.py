@@ -4,10 +4,9 @@ The times are the device's own; the host's launch (``Device.launch_s``) is not i
 on measured tables of five GPUs, where they meet the spread between two collections on the same model of GPU
 (5-6 % for training-sized products, 6-7 % for attention forward).
 
-What they do not know: n or k that is no multiple of 8 (unaligned head sizes cost whole steps about 25 % in
-public BLOOM sweeps, but no table says how that spreads over kernels, so no penalty is charged) and what a
-device or dtype without measurements of its own does; :func:`extrapolated` names these. Nor does any term know
-matrices that fit the L2 cache.
+No table has n or k that is no multiple of 8: what such products lose (``Device.unaligned_gemm_speed``) was derived
+from whole steps, on A100 only. That, and what a device or dtype without measurements of its own does,
+:func:`extrapolated` names. Nor does any term know matrices that fit the L2 cache.
 """
 
 from dataclasses import replace
@@ -20,6 +19,7 @@ from simpar.model.work import DTYPE_BYTES, Attention, Gemm, GroupedGemm, Kernel,
 
 _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 _SPLITS = (1, 2, 4)
+_VECTOR_BYTES = 16  # what a thread loads at once, if a row is a multiple of it
 _CACHED_BYTES = 30e6  # the memory-bound efficiencies were read off larger buffers; smaller ones may stay in L2
 _DECODE_ROWS = 256  # up to so many rows a product belongs to the region whose errors are listed as ``decode``
 _UNKNOWN_ERROR = 0.25  # assumed where a device brings no error statistics
@@ -44,13 +44,21 @@ def kernel_s(kernel: Kernel, device: Device) -> float:
     return attention_s(kernel, device)
 
 
+def runnable(kernel: Kernel, device: Device) -> Kernel:
+    """The kernel, or where ranks are of several kinds, this device's own generation of it."""
+    if isinstance(kernel, Attention) and kernel.kernel not in ("unfused", *device.attention_kernel_speed):
+        return replace(kernel, kernel=device.attention_kernel)
+    return kernel
+
+
 def gemm_s(kernel: Gemm, device: Device, *, quantize: bool = False) -> float:
     """Seconds of ``batch`` products C[m, n] = A[m, k] B[k, n]: compute and traffic in a 3-norm.
 
     compute = 2·m·n·(k + k0) / (P·e) · Q^q · sustained slowdown, traffic = bytes / (W·b),
     t = t0 + (compute³ + traffic³)^⅓, with datasheet peak P and bandwidth W, efficiencies e and b, and
-    :func:`wave_factor` Q. The products of a batch form one grid of batch·m rows. Chosen among 13 forms and
-    9 learned models on bf16 points of five GPUs from NVIDIA aiconfigurator-core 0.12.0 (9-36 thousand a GPU).
+    :func:`wave_factor` Q. The products of a batch form one grid of batch·m rows. Where rows of n or k elements are no
+    multiple of 16 bytes, compute is divided by ``Device.unaligned_gemm_speed``. Chosen among 13 forms and 9 learned
+    models on bf16 points of five GPUs from NVIDIA aiconfigurator-core 0.12.0 (9-36 thousand a GPU).
     The sustained slowdown touches only the compute term, since power limits the core's clock.
 
     Args:
@@ -72,6 +80,7 @@ def gemm_s(kernel: Gemm, device: Device, *, quantize: bool = False) -> float:
     compute *= device.sustained_slowdown
     if fit.wave_exponent:
         compute *= wave_factor(batch * m, n, k, device.sms) ** fit.wave_exponent
+    compute *= unaligned_factor(kernel, device)
     nbytes = DTYPE_BYTES[kernel.dtype] * batch * k * (m + n) + kernel.out_bytes * results
     traffic = nbytes / (device.memory_bytes_per_s * fit.bandwidth_efficiency)
     overhead = fit.overhead_s
@@ -116,6 +125,14 @@ def grouped_gemm_s(kernel: GroupedGemm, device: Device) -> float:
     if kernel.dtype == "fp8" and "bf16" in device.gemm:
         overhead = device.gemm["bf16"].overhead_s  # as in gemm_s: the fp8 fit's includes the quantisation
     return float(overhead + (compute * compute * compute + matrices * matrices * matrices) ** (1 / 3) + rows)
+
+
+def unaligned_factor(kernel: Gemm, device: Device) -> float:
+    """How much longer a product computes because its rows of n or k elements are no multiple of 16 bytes."""
+    speed = device.unaligned_gemm_speed
+    if speed is None or _is_aligned(kernel):
+        return 1.0
+    return 1.0 / (speed.batched if kernel.batch > 1 else speed.plain)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -258,13 +275,17 @@ def kernel_error(kernel: Kernel, device: Device) -> float:
     return sigma * (_EXTRAPOLATION if extrapolated(kernel, device) else 1.0)
 
 
+def _is_aligned(kernel: Gemm) -> bool:
+    return not any(side * DTYPE_BYTES[kernel.dtype] % _VECTOR_BYTES for side in (kernel.n, kernel.k))
+
+
 def _extrapolated_gemm(kernel: Gemm, device: Device) -> str | None:
     if f"gemm.{kernel.dtype}" not in device.errors and kernel.dtype in device.gemm:
         return f"no measured {kernel.dtype} products on {device.name}"
     if kernel.n < 64 or kernel.k < 64:
         return "n or k below 64"
-    if kernel.n % 8 or kernel.k % 8:
-        return "n or k is no multiple of 8"
+    if not _is_aligned(kernel):
+        return f"n or k is no multiple of {_VECTOR_BYTES // DTYPE_BYTES[kernel.dtype]}"
     return None
 
 

@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
 from simpar.cost.collective import CollectiveCost, collective_cost, p2p_cost
-from simpar.cost.kernel import kernel_s
+from simpar.cost.kernel import kernel_s, runnable
 from simpar.engine.slow import Slow
 from simpar.errors import PlanError
 from simpar.faults.description import Faults
@@ -15,7 +14,7 @@ from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import Device
 from simpar.hardware.fabric import Link, Network, span
 from simpar.hardware.host_ways import host_way
-from simpar.model.work import Attention, Kernel
+from simpar.model.work import Kernel
 from simpar.program.ir import Group
 from simpar.units import ns
 
@@ -77,6 +76,7 @@ class Costs:
         self._network = Network(cluster)
         self._places = cluster.placement
         self._is_torus = cluster.graph is None and cluster.node_link.axes is not None
+        self._asks_ranks = self._is_torus or cluster.graph is not None
         self._places_of_owners = frozenset(map(self.place, ranks)) if self._is_torus else frozenset()
         self._owners = tuple(f"ici{place}." for place in self._places_of_owners)
         # without such links the cost of a question does not grow with the group
@@ -116,7 +116,7 @@ class Costs:
         found = self._kernels.get((kernel, kind))
         if found is None:
             device = self.device(kind)
-            fitting = _runnable(kernel, device) if kind else kernel
+            fitting = runnable(kernel, device) if kind else kernel
             found = self._kernels[kernel, kind] = ns(kernel_s(fitting, device) / self.slow.speed(kind // self._kinds))
         return found
 
@@ -147,6 +147,8 @@ class Costs:
 
     def own_part(self, name: str, rank: int) -> tuple[str, str] | None:
         """Kind and end (``gpu`` and ``>``) of a rank's own link; None for links of others or of nobody."""
+        if self._cluster.graph is not None:
+            return None  # ``gpu0>gpu1`` is an edge, whoever it begins at
         parts = _NAME.fullmatch(name)
         if parts is None or parts[1] not in ("gpu", "nic", "ici") or int(parts[2]) != self.place(rank):
             return None
@@ -236,17 +238,19 @@ class Costs:
             self._seen[group] = self.slow.seen(self._view(frozenset(kinds)), places)
         question = (op, nbytes, len(group.ranks), nodes)
         cluster = self._seen[group]
-        ranks = [self.place(rank) for rank in group.ranks] if self._is_torus else None
-        key = (*question, group if self._is_torus else id(cluster))
+        ranks = [self.place(rank) for rank in group.ranks] if self._asks_ranks else None
+        key = (*question, group if self._asks_ranks else id(cluster))
         cost = self._collectives.get(key)
         if cost is None:
             try:
-                cost = collective_cost(*question, cluster, algorithm=self._algorithm, ranks=ranks)
+                cost = collective_cost(
+                    *question, cluster, algorithm=self._algorithm, ranks=ranks, network=self._network
+                )
             except PlanError:
                 if self._algorithm == "auto":
                     raise
                 # as NCCL does where the algorithm that it was told has no form for this collective or group
-                cost = collective_cost(*question, cluster, ranks=ranks)
+                cost = collective_cost(*question, cluster, ranks=ranks, network=self._network)
             self._collectives[key] = cost
         return cost
 
@@ -274,13 +278,6 @@ def _shifted(ranks: "range | tuple[int, ...]", shift: int) -> "range | tuple[int
     if isinstance(ranks, range):
         return range(ranks.start + shift, ranks.stop + shift, ranks.step)
     return tuple(rank + shift for rank in ranks)
-
-
-def _runnable(kernel: Kernel, device: Device) -> Kernel:
-    """The kernel, or where ranks are of several kinds, this device's own generation of it."""
-    if isinstance(kernel, Attention) and kernel.kernel not in ("unfused", *device.attention_kernel_speed):
-        return replace(kernel, kernel=device.attention_kernel)
-    return kernel
 
 
 def _split(cost: CollectiveCost) -> tuple[int, int]:

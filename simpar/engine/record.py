@@ -1,6 +1,7 @@
 """Turns what a run wrote down into a trace."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -25,10 +26,15 @@ from simpar.trace.trace import (
 _LAST_COMPUTE = KIND["norm"]
 
 
-def build_trace(
-    recorder: Recorder, lanes: Sequence[Lane], network: Network, ranks: Iterable[RankProgram], step_ns: int
+def build_trace(  # noqa: PLR0917 - all that a run leaves behind
+    recorder: Recorder,
+    lanes: Sequence[Lane],
+    network: Network,
+    ranks: Iterable[RankProgram],
+    step_ns: int,
+    traffic: Callable[[Sequence[Lane]], FloatColumn],
 ) -> Trace:
-    """Sorts rows by start and turns them into columns."""
+    """Sorts rows by start and turns them into columns; ``traffic`` tells what lanes ask of their links."""
     rows, runs_of_rows, children = _close_opened_runs(recorder, lanes)
     columns, place = _columns(rows)
     spans = spans_from_columns(columns)
@@ -42,6 +48,7 @@ def build_trace(
         links=tuple(LinkUse(name=n, nbytes=b, capacity_bytes_per_s=c) for n, b, c in network.usage()),
         details=expansion.details(len(rows)),
         expand=expansion.kernels,
+        traffic=partial(traffic, expansion.lanes),
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
+from functools import partial
 from itertools import chain, repeat
 
 import numpy as np
@@ -25,6 +26,7 @@ from simpar.engine.noise import Noise
 from simpar.engine.price import BlockPrice, OperationPrice
 from simpar.engine.record import build_trace
 from simpar.engine.rows import KIND, Label, Recorder
+from simpar.engine.traffic import link_s_per_byte
 from simpar.errors import DeadlockError
 from simpar.faults.description import Faults
 from simpar.hardware.cluster import Cluster
@@ -76,7 +78,8 @@ def execute(program: Program, cluster: Cluster, faults: Faults | None = None) ->
     simulation = _Simulation(program, costs, launch_ns=ns(program.launch_s), noise=noise)
     step_ns = simulation.run()
     simulation.book_block_traffic()
-    return build_trace(simulation.recorder, simulation.lanes, simulation.network, program.ranks, step_ns)
+    traffic = partial(link_s_per_byte, program, costs)
+    return build_trace(simulation.recorder, simulation.lanes, simulation.network, program.ranks, step_ns, traffic)
 
 
 class _Simulation:

@@ -92,12 +92,15 @@ class Optimizer(Description):
         tensors_per_layer: parameter tensors of a layer.
         shard_copy_s: host seconds to copy one rank's part of one tensor between it and the flat buffer of a collective,
             where the distributed optimizer shards tensor by tensor; 0 where buffers are flat from the start.
+        waits_for_shards: whether backward waits for each bucket's reduce-scatter where gradients are sharded without
+            parameters (ZeRO-1 and 2); all-reduces still run beside it.
     """
 
     extra_bytes: NonNegative = 0.0
     launches_per_tensor: NonNegative = 0.0
     tensors_per_layer: Count = 9
     shard_copy_s: NonNegative = 0.0
+    waits_for_shards: bool = False
 
 
 class Kept(Description):
@@ -112,6 +115,33 @@ class Kept(Description):
     residual: NonNegative = 0.0
     qk: NonNegative = 0.0
     ffn: NonNegative = 0.0
+
+
+class Peak(Description):
+    """What a framework's own figure of its peak memory is; the CUDA context is in none of them.
+
+    Attributes:
+        counts: ``allocated``, what tensors take (``torch.cuda.max_memory_allocated``), or ``reserved``, what PyTorch's
+            allocator has got from the driver for them (``max_memory_reserved``).
+        of: the pipeline stage: the ``fullest``, or the ``first``, where rank 0 writes the figure.
+        fragmentation: what the allocator reserves beyond what is allocated, relative to activations: these come and go
+            in other sizes all the time, while states keep their places.
+    """
+
+    error_type: ClassVar[type[SimparError]] = FrameworkError
+
+    counts: Literal["allocated", "reserved"] = "allocated"
+    of: Literal["fullest", "first"] = "fullest"
+    fragmentation: NonNegative = 0.0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.fragmentation and self.counts == "allocated":
+            raise ValueError(
+                f"fragmentation {self.fragmentation:g} belongs to a peak that counts 'reserved', not 'allocated'; "
+                "set counts: reserved, or drop it"
+            )
+        return self
 
 
 class Fitted(Description):
@@ -139,6 +169,8 @@ class Framework(Description):
         attention_launches: kernels of a fused attention core as ``[forward, backward]``.
         expert_launches: kernels that the host launches for a product over the experts of a rank: ``one`` grouped
             kernel, or ``each`` expert's own.
+        expert_skew: how unevenly tokens choose experts in its training steps: the exponent of a power law (0 is
+            balanced).
         attention: attention kernel where a plan leaves it ``auto``; None takes the device's newest.
         loss_kernel: ``unfused`` or ``fused`` cross entropy.
         trains_with_dropout: whether its GPT recipes drop activations by default.
@@ -148,7 +180,10 @@ class Framework(Description):
         grad_accumulation: ``fused`` into the weight-gradient product (read, add, write in the gradient's dtype), or
             ``separate`` (the product writes compute precision; a further kernel adds it).
         keeps_compute_gradients: gradients in compute precision stay allocated beside the accumulated ones.
+        records_streams: tensors of asynchronous collectives are held until the GPU is done with them, while the host
+            runs ahead (:mod:`simpar.program.queue`).
         extra_activations: kept for backward.
+        peak: what its own figure of peak memory is.
         overlap: what runs beside compute unless the plan says otherwise: fields of :class:`simpar.plan.plan.Overlap`.
         bucket: gradient buckets: ``megatron-core`` (max(40 M, 1 M · dp) parameters, and but for the first chunk of the
             first stage one per chunk), ``size`` (``bucket_parameters`` each), ``whole`` (one for all gradients).
@@ -165,7 +200,8 @@ class Framework(Description):
             the node (an empirical term; 0 for most).
         cross_node_step_s: seconds added to each step of a ring of tensor-parallel ranks that leaves the node (an
             empirical term; 0 for most).
-        traffic_factor: traffic of all memory-bound kernels over what ``operations`` says.
+        traffic_factor: traffic of memory-bound kernels over what ``operations`` says; the loss is left out, a few
+            passes over logits too large for any cache, whose bytes its code tells exactly.
         compiled_traffic: the same again where the model is compiled (``plan.compile``).
         compiled_launches: launches where the model is compiled, over those listed.
         residual_80: four fifths of measured step times lie within a factor exp(±this) of the prediction; None where no
@@ -183,6 +219,7 @@ class Framework(Description):
     layer_launches: tuple[Count, Count] = (0, 0)
     attention_launches: tuple[Count, Count] = (1, 3)
     expert_launches: Literal["one", "each"] = "one"
+    expert_skew: NonNegative = 0.0
     attention: Literal["unfused", "flash1", "flash2", "flash3"] | None = None
     loss_kernel: Literal["unfused", "fused"] = "unfused"
     trains_with_dropout: bool = False
@@ -193,7 +230,9 @@ class Framework(Description):
     )
     grad_accumulation: Literal["fused", "separate"] = "fused"
     keeps_compute_gradients: bool = False
+    records_streams: bool = False
     extra_activations: Kept = Kept()
+    peak: Peak = Peak()
     overlap: dict[Literal["grad_reduce", "param_gather", "tp", "p2p", "ep"], Any] = Field(default_factory=dict)
     bucket: Literal["megatron-core", "size", "whole"] = "megatron-core"
     bucket_parameters: Annotated[int, Field(ge=1)] | None = None

@@ -312,7 +312,7 @@ class Cluster(Description):
     def replace(self, **changes: Any) -> Self:
         """A validated copy with some fields changed; what followed from the device follows the new one."""
         fields = dict(self)
-        if "device" in changes:
+        if isinstance(read_device(changes.get("device")), Device):
             usual = _defaults(self.device.name)
             if usual and self.node_link == named_node_link(usual["node_link"]):
                 del fields["node_link"]
@@ -339,15 +339,16 @@ class Cluster(Description):
         """The kinds of GPUs, in the order of their nodes."""
         return tuple(group.device for group in self.groups) or (self.device,)
 
+    @property
+    def gpus_by_kind(self) -> tuple[int, ...]:
+        """GPUs of each kind in :attr:`devices`."""
+        return tuple(group.count * self.gpus_per_node for group in self.groups) or (self.gpus,)
+
     def kind_of(self, gpu: int) -> int:
         """Number of the kind in :attr:`devices` of the GPU at a place."""
         node = gpu // self.gpus_per_node
         ends = accumulate(group.count for group in self.groups)
         return next((kind for kind, end in enumerate(ends) if node < end), 0)
-
-    def device_of(self, rank: int) -> Device:
-        """The device that a rank runs on."""
-        return self.devices[self.kind_of(rank if self.placement is None else self.placement[rank])]
 
     def seen_by(self, kinds: Iterable[int]) -> "Cluster":
         """The cluster as GPUs of these kinds see it in a collective: each link as fast as the slowest of theirs."""

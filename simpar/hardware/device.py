@@ -20,7 +20,7 @@ from simpar.description import Description
 from simpar.errors import ClusterError, SimparError, nearest
 from simpar.hardware.shipped import shipped_profile, shipped_profile_names
 from simpar.model.work import AttentionKernel, DType, MemoryClass
-from simpar.reading import read_yaml
+from simpar.reading import read_text, read_yaml
 from simpar.units import GIB
 
 ALIASES: Mapping[str, str] = {
@@ -145,6 +145,18 @@ class Power(Description):
         return self
 
 
+class UnalignedSpeed(Description):
+    """Speed of products whose rows are no multiple of 16 bytes (n or k no multiple of 8), relative to aligned ones.
+
+    Attributes:
+        plain: of a single product.
+        batched: of a batch of products, such as those of unfused attention, whose n or k is the head size.
+    """
+
+    plain: Fraction
+    batched: Fraction
+
+
 class Device(Description):
     """One accelerator (or CPU), as its datasheet and measurements of its kernels describe it.
 
@@ -156,6 +168,7 @@ class Device(Description):
         memory_bytes_per_s: datasheet bandwidth.
         sms: streaming multiprocessors.
         gemm: fit of each dtype's matrix products.
+        unaligned_gemm_speed: what products lose whose n or k is no multiple of 8; None where nobody measured it.
         grouped_gemm_speed: speed of the products of several experts in one launch relative to one plain product.
         attention: fit of fused attention by head size.
         attention_kernel: the kernel generation that ``attention`` was measured with.
@@ -185,6 +198,7 @@ class Device(Description):
     memory_bytes_per_s: Positive
     sms: Annotated[int, Field(gt=0)]
     gemm: dict[DType, GemmFit] = Field(min_length=1)
+    unaligned_gemm_speed: UnalignedSpeed | None = None
     grouped_gemm_speed: Positive = 1.0
     attention: dict[int, AttentionFit] = Field(min_length=1)
     attention_kernel: AttentionKernel
@@ -279,7 +293,7 @@ def load_device(path: str | Path) -> Device:
         ClusterError: the file cannot be read or does not describe a device; the message names file and field.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path)
     except OSError as error:
         raise ClusterError(f"{path}: cannot be read ({error.strerror}); give the path of a YAML file") from None
     return _build(_parse(text, str(path)), str(path))

@@ -106,6 +106,16 @@ class Network:
         assert cluster.fabric is not None, "several nodes have a fabric"
         return cluster.node_link.p2p_latency_s + cluster.fabric.p2p_latency_s
 
+    def flights_s(self, ranks: Sequence[int]) -> list[float]:
+        """Time of flight of each hop of a ring in this order on a custom graph, the hop back to the first rank last."""
+        assert self._graph is not None, "elsewhere the cost function knows"
+        return [self._graph.latency_s(f"gpu{a}", f"gpu{b}") for a, b in pairwise([*ranks, ranks[0]])]
+
+    def farthest_s(self, ranks: Sequence[int]) -> float:
+        """The longest time of flight between two of these ranks on a custom graph."""
+        assert self._graph is not None, "elsewhere the cost function knows"
+        return self._graph.farthest_s([f"gpu{rank}" for rank in ranks])
+
     def message_bytes_per_s(self, src: int, dst: int) -> float:
         """What one message between two ranks can reach on a custom graph."""
         assert self._graph is not None, "elsewhere the cost function knows"

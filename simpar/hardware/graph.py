@@ -1,6 +1,6 @@
 """Topologies of one's own: links between GPUs, switches and hosts as a list, built into a networkx graph."""
 
-import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from simpar.description import Description
 from simpar.errors import ClusterError, SimparError
 from simpar.hardware.topologies import cables
+from simpar.reading import read_json, read_text
 from simpar.units import US, gbps
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ class Edge(Description):
 class Graph(Description):
     """A topology as edges.
 
-    Takes a list of edges, networkx node-link data, a named topology such as ``{topology: dragonfly, groups: 9, …}``
-    (:mod:`simpar.hardware.topologies`), or the path of a JSON file with one of these.
+    Takes a list of edges, a networkx graph or its node-link data, a named topology such as ``{topology: dragonfly,
+    groups: 9, …}`` (:mod:`simpar.hardware.topologies`), or the path of a JSON file with one of these.
 
     Parallel edges (those of a networkx multigraph) are one bundle: their bandwidths add up, since many messages spread
     over them by hashing, and the shortest latency counts. One message alone reaches what its widest cable carries.
@@ -68,6 +69,9 @@ class Graph(Description):
     def _read(cls, data: Any) -> Any:
         if isinstance(data, str | Path):
             return dict(_load(Path(data)))
+        networkx = sys.modules.get("networkx")  # who has a graph of its own has imported it
+        if networkx is not None and isinstance(data, networkx.Graph):
+            return _from_node_link(networkx.node_link_data(data, edges="edges"))
         if isinstance(data, Mapping) and "topology" in data:
             data = cables(data)
         if isinstance(data, Mapping) and ("links" in data or "nodes" in data):
@@ -116,11 +120,13 @@ class Graph(Description):
 
 def _load(path: Path) -> Graph:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(read_text(path))
     except OSError as error:
         raise ClusterError(f"graph file '{path}' cannot be read ({error.strerror}); give a path to JSON") from None
-    except json.JSONDecodeError as error:
-        raise ClusterError(f"graph file '{path}' is not JSON ({error}); write it with json.dump") from None
+    except ValueError as error:
+        raise ClusterError(f"graph file '{path}' {error}; write it with json.dump") from None
+    if not isinstance(data, (dict, list)):
+        raise ClusterError(f"graph file '{path}' holds {data!r:.40}, but a graph is a list of edges or a mapping")
     try:
         return Graph.model_validate(data)
     except ClusterError as error:
@@ -139,5 +145,12 @@ def _edge(item: Any) -> Any:
 def _from_node_link(data: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a graph from ``networkx.node_link_data``, whose attributes of nodes are not needed."""
     known = set(Edge.model_fields)
-    edges = [{key: link[key] for key in link if key in known} for link in data.get("edges", data.get("links", ()))]
+    links = data.get("edges", data.get("links", ()))
+    if not isinstance(links, Sequence) or isinstance(links, str):
+        raise ClusterError(
+            f"links of a graph should be a list of edges, not {links!r:.40}; name source and target of each"
+        )
+    edges = [
+        {key: link[key] for key in link if key in known} if isinstance(link, Mapping) else _edge(link) for link in links
+    ]
     return {"edges": edges, "directed": bool(data.get("directed", False))}

@@ -3,7 +3,7 @@
 networkx does the searching, and is imported with the first graph.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from simpar.errors import ClusterError
@@ -28,6 +28,11 @@ class Paths:
     def latency_s(self, src: str, dst: str) -> float:
         """Time of flight on the shortest path."""
         return sum(float(self._graph[a][b]["latency_s"]) for a, b in pairwise(self.path(src, dst)))
+
+    def farthest_s(self, ends: Sequence[str]) -> float:
+        """The longest time of flight on a shortest path between two of ``ends``."""
+        weight = max((self._nearer(dst)[src][0] for dst in ends for src in ends if src != dst), default=0.0)
+        return weight * 1e-12  # a weight is picoseconds, and one more a hop
 
     def path(self, src: str, dst: str) -> list[str]:
         """One shortest path.

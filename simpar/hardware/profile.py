@@ -16,6 +16,7 @@ from simpar.description import Description
 from simpar.errors import ClusterError, SimparError
 from simpar.hardware.cluster import Fabric, NodeLink
 from simpar.hardware.device import Device
+from simpar.reading import read_json, read_text
 
 SCHEMA_VERSION = 1
 """The version of the file format that this simpar reads and writes."""
@@ -147,13 +148,11 @@ def load_profile(path: str | Path) -> Profile:
             file and field.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path)
     except OSError as error:
         raise ClusterError(
             f"{path}: cannot be read ({error.strerror}); give the path of a profile that simpar calibrate wrote"
         ) from None
-    except UnicodeDecodeError:
-        raise ClusterError(f"{path}: is no text; give the path of a profile that simpar calibrate wrote") from None
     return parse_profile(text, str(path))
 
 
@@ -164,11 +163,9 @@ def parse_profile(text: str, origin: str) -> Profile:
         ClusterError: see :func:`load_profile`.
     """
     try:
-        data: Any = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ClusterError(
-            f"{origin}:{error.lineno}: is not JSON ({error.msg}); give a profile that simpar calibrate wrote"
-        ) from None
+        data = read_json(text)
+    except ValueError as error:
+        raise ClusterError(f"{origin}: {error}; give a profile that simpar calibrate wrote") from None
     if not isinstance(data, dict) or "device" not in data:
         raise ClusterError(f"{origin}: is no profile; give one that simpar calibrate wrote")
     version = data.get("schema_version")

@@ -131,7 +131,10 @@ def cables(fields: Mapping[str, Any]) -> list[Cable]:
             f"topology '{name}' needs {' and '.join(missing)}; add {'it' if len(missing) == 1 else 'them'}"
         )
     counts = {key: value for key, value in given.items() if known[key].annotation is int}
-    counts |= {f"shape[{axis}]": length for axis, length in enumerate(given.get("shape", ()))}
+    shape = given.get("shape", ())
+    if not isinstance(shape, list | tuple):
+        raise ClusterError(f"topology '{name}': shape is {shape!r:.40}, but should be a list of lengths, one an axis")
+    counts |= {f"shape[{axis}]": length for axis, length in enumerate(shape)}
     for key, value in counts.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ClusterError(f"topology '{name}': {key} is {value!r}, but should be a whole number of at least 1")

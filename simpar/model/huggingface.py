@@ -5,7 +5,6 @@ norms, windows, experts. Architectures that a transformer cannot describe are re
 silence.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from simpar.model.architectures import DENSE, Architecture
 from simpar.model.config_reader import ConfigReader, Fields
 from simpar.model.sparse_architectures import REFUSED, SPARSE, check_dense
 from simpar.model.transformer import Transformer
+from simpar.reading import read_json
 from simpar.units import MB
 
 ARCHITECTURES: Mapping[str, Architecture] = {**DENSE, **SPARSE}
@@ -73,17 +73,15 @@ def _load(path: Path) -> Mapping[str, Any]:
             raise ModelError(
                 f"{path}: is no file of at most {_LARGEST_FILE:,} bytes; give a config.json or its directory"
             )
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
+        content = read_json(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror}); give a config.json or its directory") from error
-    except (RecursionError, RuntimeError) as error:
-        raise ModelError(f"{path}: cannot be read ({error}); give a config.json that nests less") from error
+    except RuntimeError as error:  # links in a circle
+        raise ModelError(f"{path}: cannot be read ({error}); give a config.json or its directory") from error
     except UnicodeDecodeError as error:
         raise ModelError(f"{path}: is not UTF-8 text, as a config.json must be; download it again") from error
-    except json.JSONDecodeError as error:
-        raise ModelError(
-            f"{path}: is not JSON: {error.msg} at line {error.lineno}, column {error.colno}; mend that place"
-        ) from error
+    except ValueError as error:
+        raise ModelError(f"{path}: {error}; mend that place") from error
     if not isinstance(content, dict):
         raise ModelError(f"{path}: holds a {type(content).__name__}, but a configuration is a JSON object")
     return content

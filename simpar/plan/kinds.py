@@ -3,6 +3,7 @@
 from simpar.errors import PlanError
 from simpar.model.transformer import Transformer
 from simpar.plan.plan import Plan
+from simpar.plan.samples import StepSamples
 
 
 def expert_fields(plan: Plan) -> tuple[tuple[str, object, object], ...]:
@@ -10,7 +11,7 @@ def expert_fields(plan: Plan) -> tuple[tuple[str, object, object], ...]:
     return (
         ("ep", plan.ep, 1),
         ("etp", plan.etp, None),
-        ("expert_skew", plan.expert_skew, 0.0),
+        ("expert_skew", plan.expert_skew, None),
         ("expert_capacity", plan.expert_capacity, None),
     )
 
@@ -64,6 +65,24 @@ def check_experts(plan: Plan, model: Transformer, dp: int, sharded_copies: int) 
         raise PlanError(
             f"dp_shard {plan.dp_shard} makes {sharded_copies} replicas of the sharded states, among which the "
             f"{ranks // (ep * etp)} ranks with the same experts cannot be divided; raise dp_shard or lower ep"
+        )
+
+
+def check_expert_samples(plan: Plan, model: Transformer, samples: StepSamples) -> None:
+    """Refuses samples of different lengths where replicas share experts: they trade tokens in equal parts.
+
+    Raises:
+        PlanError: replicas that share experts have microbatches of different lengths.
+    """
+    if model.moe is None or plan.tp * plan.cp % (plan.ep * (plan.etp or plan.tp)) == 0:
+        return  # experts lie within a replica
+    lengths = set(samples.padded)
+    if len(lengths) > 1:
+        longest = max(map(max, lengths))
+        raise PlanError(
+            f"data gives replicas microbatches of different lengths, but with ep {plan.ep} and etp "
+            f"{plan.etp or plan.tp} they share experts and trade equally many tokens; set ep=1 and etp={plan.tp}, or "
+            f"pad all to one length with data.multiple={longest}"
         )
 
 

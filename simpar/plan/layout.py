@@ -13,8 +13,9 @@ from simpar.hardware.device import Device
 from simpar.model.module import ModuleModel
 from simpar.model.transformer import Transformer
 from simpar.model.work import AttentionKernel
-from simpar.plan.kinds import check_experts, check_kinds, expert_fields
+from simpar.plan.kinds import check_expert_samples, check_experts, check_kinds, expert_fields
 from simpar.plan.partition import samples_to_microbatches
+from simpar.plan.placement import stage_devices
 from simpar.plan.plan import Overlap, Plan, Precision, StateDType
 from simpar.plan.samples import StepSamples, step_samples
 from simpar.plan.sync import ParameterServer, worker_gpus
@@ -37,6 +38,7 @@ class Layout:
         dp: data-parallel degree, over which the batch is split.
         etp: expert-tensor-parallel degree.
         has_experts: whether some layers have experts.
+        expert_skew: how unevenly tokens choose experts: the exponent of a power law.
         shard: ranks over which ZeRO shards; ``dp // shard`` groups of them are replicas of each other.
         microbatches: microbatches per step and replica.
         global_batch: samples per step.
@@ -54,6 +56,7 @@ class Layout:
         keeps_gradients: whether gradients live in buffers that each step zeroes (Megatron-LM), rather than being freed
             (``zero_grad(set_to_none=True)``, the default of modules and of FSDP2).
         samples: those of the step, where they differ in length.
+        stage_devices: what each pipeline rank runs on; empty where all are alike.
     """
 
     plan: Plan
@@ -62,6 +65,7 @@ class Layout:
     dp: int
     etp: int
     has_experts: bool
+    expert_skew: float
     shard: int
     microbatches: int
     global_batch: int
@@ -78,6 +82,7 @@ class Layout:
     clips_gradients: bool
     keeps_gradients: bool
     samples: StepSamples | None = None
+    stage_devices: tuple[Device, ...] = ()
 
     @property
     def server(self) -> ParameterServer | None:
@@ -147,7 +152,10 @@ class Layout:
         """Traffic and launches of a memory-bound operation, as the framework (compiled or not) runs it."""
         found = self.framework.operations[name]
         one = found.backward if backward else found.forward
-        return Pass(nbytes=one.nbytes * self.traffic, launches=self.launches(one.launches))
+        factor = self.traffic
+        if name in ("loss", "fused_loss"):
+            factor /= self.framework.traffic_factor
+        return Pass(nbytes=one.nbytes * factor, launches=self.launches(one.launches))
 
     @cached_property
     def traffic(self) -> float:
@@ -172,7 +180,7 @@ def lay_out(plan: Plan, model: Model, cluster: Cluster) -> Layout:
         _check_transformer(plan, model)
         check_experts(plan, model, dp, dp * plan.cp // shard)
         check_kinds(plan, model)
-        seq_len = plan.seq_len or min(model.max_positions or _DEFAULT_SEQ_LEN, _DEFAULT_SEQ_LEN)
+        seq_len = sequence_length(plan, model)
         _check_sequence(plan, seq_len)
     else:
         _check_module(plan, model)
@@ -185,10 +193,11 @@ def lay_out(plan: Plan, model: Model, cluster: Cluster) -> Layout:
     precision = _precision(plan, model)
     for kind in cluster.devices:
         kind.gemm_fit(precision)
-    if plan.collective_algorithm.startswith("nvls") and not cluster.node_link.nvls:
+    if plan.collective_algorithm.startswith("nvls") and (cluster.graph is not None or not cluster.node_link.nvls):
+        lacking = f"the node link of {device.name}" if cluster.graph is None else "a graph of one's own"
         raise PlanError(
             f"collective_algorithm '{plan.collective_algorithm}' needs a switch that reduces (NVLS), which "
-            f"the node link of {device.name} has not; set collective_algorithm=auto, ring or tree"
+            f"{lacking} has not; set collective_algorithm=auto, ring or tree"
         )
     attention = _attention(plan, software, device)
     if attention != "unfused" and attention not in device.attention_kernel_speed:
@@ -210,6 +219,7 @@ def lay_out(plan: Plan, model: Model, cluster: Cluster) -> Layout:
         dp=dp,
         etp=(plan.etp or plan.tp) if has_experts else 1,
         has_experts=has_experts,
+        expert_skew=_expert_skew(plan, software, model),
         shard=shard,
         microbatches=microbatches,
         global_batch=global_batch,
@@ -226,7 +236,13 @@ def lay_out(plan: Plan, model: Model, cluster: Cluster) -> Layout:
         clips_gradients=isinstance(model, Transformer) if plan.clip_gradients is None else plan.clip_gradients,
         keeps_gradients=isinstance(model, Transformer) and plan.zero < 3 and software.keeps_gradients,
         samples=samples,
+        stage_devices=stage_devices(plan, dp, precision, cluster),
     )
+
+
+def sequence_length(plan: Plan, model: Transformer) -> int:
+    """Tokens per sample: the plan's, else the model's longest, up to a usual length."""
+    return plan.seq_len or min(model.max_positions or _DEFAULT_SEQ_LEN, _DEFAULT_SEQ_LEN)
 
 
 def _attention(plan: Plan, software: Framework, device: Device) -> AttentionKernel:
@@ -237,10 +253,20 @@ def _attention(plan: Plan, software: Framework, device: Device) -> AttentionKern
     return usual if usual in {"unfused", *device.attention_kernel_speed} and usual else _fastest_attention(device)
 
 
+def _expert_skew(plan: Plan, software: Framework, model: Model) -> float:
+    """The plan's; else none where a bias keeps loads even, and what the framework's steps showed where none does."""
+    if plan.expert_skew is not None:
+        return plan.expert_skew
+    even = not isinstance(model, Transformer) or model.moe is None or model.moe.balanced_by_bias
+    return 0.0 if even else software.expert_skew
+
+
 def _overlap(plan: Plan, software: Framework) -> Overlap:
     """What the plan leaves open, the framework decides, and then what most do."""
     usual: dict[str, Any] = {"grad_reduce": True, "param_gather": True, "tp": "bulk", "ep": False}
     usual.update({str(name): value for name, value in software.overlap.items()})
+    if plan.stage_sync == "condition_variable":
+        usual.pop("p2p", None)  # stages that both wait for the end of their own message would never end
     return Overlap(**{name: usual.get(name) if value is None else value for name, value in plan.overlap})
 
 
@@ -301,7 +327,9 @@ def _samples(plan: Plan, model: Model, dp: int, microbatches: int, seq_len: int)
             f"it to a multiple of {parts}"
         )
     longest = seq_len if plan.seq_len is not None else model.max_positions
-    return step_samples(plan.data, dp=dp, micro_batch=plan.micro_batch, microbatches=microbatches, longest=longest)
+    found = step_samples(plan.data, dp=dp, micro_batch=plan.micro_batch, microbatches=microbatches, longest=longest)
+    check_expert_samples(plan, model, found)
+    return found
 
 
 def _data_parallel(plan: Plan, cluster: Cluster) -> int:
@@ -369,6 +397,12 @@ def _check_transformer(plan: Plan, model: Transformer) -> None:
         raise PlanError(
             f"cp {plan.cp} with cp_method 'all_to_all' splits the {model.heads // tp} heads of a rank of {model.name}, "
             "which it does not divide; set cp to a divisor, or cp_method=ring"
+        )
+    groups = max(1, model.kv_heads // tp)
+    if plan.cp > 1 and plan.cp_method == "all_to_all" and groups % plan.cp and plan.cp % groups:
+        raise PlanError(
+            f"cp {plan.cp} with cp_method 'all_to_all' neither divides nor is a multiple of the {groups} kv_heads of a "
+            f"rank of {model.name}; set cp to a divisor of {groups}, or cp_method=ring"
         )
     if plan.sequence_parallel and tp == 1:
         raise PlanError(

@@ -3,6 +3,7 @@
 import heapq
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Literal
 
 from simpar.errors import PlanError, nearest
@@ -19,6 +20,7 @@ def partition(
     layer_cost: float | Sequence[float] = 1.0,
     first_cost: float = 0.0,
     last_cost: float = 0.0,
+    speeds: Sequence[float] = (),
 ) -> tuple[range, ...]:
     """Contiguous layers of each virtual stage; every layer lies on exactly one.
 
@@ -28,7 +30,8 @@ def partition(
       on 4 stages become 7, 8, 8, 7, as with Megatron's ``--account-for-embedding-in-pipeline-split`` and
       ``--account-for-loss-in-pipeline-split``.
     * ``balanced``: the costliest stage costs as little as possible, where a stage costs its layers, and the
-      first and the last one ``first_cost`` and ``last_cost`` on top. Ties are broken as in ``uniform``.
+      first and the last one ``first_cost`` and ``last_cost`` on top, over the stage's speed. Ties are broken as in
+      ``uniform``.
     * ``greedy``: layers go to a stage until the costs so far, those of the head at the end, exceed its share of the
       whole (nanotron's ``build_model``, where a cost is a number of weights). A head of many layers' cost leaves the
       stages before it empty, there as here.
@@ -49,6 +52,7 @@ def partition(
         layer_cost: cost of a layer, in any unit, or of each.
         first_cost: cost of the embedding in the same unit.
         last_cost: cost of the head and the loss in the same unit.
+        speeds: of the stages, in any unit, which ``balanced`` heeds; empty where all are alike.
 
     Raises:
         PlanError: the split cannot hold these layers.
@@ -62,7 +66,8 @@ def partition(
                 f"take {', '.join(map(repr, _RULES))} or one number of layers per stage"
             )
         each = [layer_cost] * layers if isinstance(layer_cost, int | float) else list(layer_cost)
-        counts = _by_rule([*map(_checked_cost, each)], stages, split, _extras(stages, first_cost, last_cost))
+        extras = _extras(stages, first_cost, last_cost)
+        counts = _by_rule([*map(_checked_cost, each)], stages, split, extras, speeds or [1.0] * stages)
     else:
         _check_counts(layers, stages, split)
         counts = list(split)
@@ -70,7 +75,7 @@ def partition(
     return tuple(range(end - count, end) for end, count in zip(ends, counts, strict=True))
 
 
-def _by_rule(costs: list[float], stages: int, rule: str, extras: list[float]) -> list[int]:
+def _by_rule(costs: list[float], stages: int, rule: str, extras: list[float], speeds: Sequence[float]) -> list[int]:
     layers = len(costs)
     ends = sum(extra > 0 for extra in extras) if stages > 1 else 0
     if stages > layers + ends:
@@ -81,10 +86,13 @@ def _by_rule(costs: list[float], stages: int, rule: str, extras: list[float]) ->
     if rule == "greedy":
         return _greedy(costs, extras)
     if rule == "balanced":
-        return _spread(layers, extras, costs[0]) if len(set(costs)) == 1 else _pack(costs, extras)
+        if len(set(costs)) == 1:
+            return _spread(layers, extras, costs[0], speeds)
+        return _pack(costs, extras) if len(set(speeds)) == 1 else _pack_at(costs, extras, speeds)
+    even = [1.0] * stages
     if stages <= layers:
-        return _spread(layers, [0.0] * stages, 1.0)
-    return _spread(layers, [1.0 if extra > 0 else 0.0 for extra in extras], 1.0)
+        return _spread(layers, [0.0] * stages, 1.0, even)
+    return _spread(layers, [1.0 if extra > 0 else 0.0 for extra in extras], 1.0, even)
 
 
 def _greedy(costs: Sequence[float], extras: list[float]) -> list[int]:
@@ -115,6 +123,32 @@ def _pack(costs: Sequence[float], extras: Sequence[float]) -> list[int]:
     counts = _filled(costs, extras, high)
     assert counts is not None, "all layers fit under the sum of all costs"
     return counts
+
+
+def _pack_at(costs: Sequence[float], extras: Sequence[float], speeds: Sequence[float]) -> list[int]:
+    """Layers per stage with the smallest possible slowest stage, where layers differ in cost and stages in speed.
+
+    Stage by stage, for each number of layers that the stages so far may have together: how fast the slowest can be.
+    """
+    ends = range(len(costs) + 1)
+    cost_to = [0.0, *accumulate(costs)]
+    slowest, taken = [0.0, *[math.inf] * len(costs)], []
+    for extra, speed in zip(extras, speeds, strict=True):
+        found, sizes = [math.inf] * len(ends), [0] * len(ends)
+        for end in ends:
+            for size in range(0 if extra > 0 else 1, end + 1):
+                own = (extra + cost_to[end] - cost_to[end - size]) / speed
+                if own >= found[end]:
+                    break  # more layers take even longer
+                if slowest[end - size] < found[end]:
+                    found[end], sizes[end] = max(own, slowest[end - size]), size
+        slowest = found
+        taken.append(sizes)
+    counts, end = [], len(costs)
+    for sizes in reversed(taken):
+        counts.append(sizes[end])
+        end -= sizes[end]
+    return counts[::-1]
 
 
 def _filled(costs: Sequence[float], extras: Sequence[float], limit: float) -> list[int] | None:
@@ -157,8 +191,8 @@ def samples_to_microbatches(global_batch: int, dp: int, micro_batch: int) -> int
     return global_batch // samples
 
 
-def _spread(layers: int, extras: Sequence[float], layer_cost: float) -> list[int]:
-    """Layers per stage with the smallest possible maximum of ``extras[i] + layer_cost * counts[i]``.
+def _spread(layers: int, extras: Sequence[float], layer_cost: float, speeds: Sequence[float]) -> list[int]:
+    """Layers per stage with the smallest possible maximum of ``(extras[i] + layer_cost * counts[i]) / speeds[i]``.
 
     Layers cost alike, so giving one after the other to the stage that is then the cheapest is exact: that
     stage's new cost is the least to which any choice could have led.
@@ -169,7 +203,7 @@ def _spread(layers: int, extras: Sequence[float], layer_cost: float) -> list[int
 
     def bid(stage: int) -> tuple[float, bool, int]:
         preference = {0: 1, last: 2}.get(stage, -stage)
-        return extras[stage] + layer_cost * (counts[stage] + 1), counts[stage] > 0, preference
+        return (extras[stage] + layer_cost * (counts[stage] + 1)) / speeds[stage], counts[stage] > 0, preference
 
     bids = [(bid(stage), stage) for stage in range(len(extras))]
     heapq.heapify(bids)

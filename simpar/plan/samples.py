@@ -12,8 +12,11 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from simpar.description import Description
 from simpar.errors import PlanError, SimparError
+from simpar.reading import read_text
 
 Positive = Annotated[int, Field(ge=1)]
+_MOST_SAMPLES = 10_000_000  # some seconds and GB
+_DIGITS = 16
 
 
 class Lengths(Description):
@@ -34,9 +37,9 @@ class Lengths(Description):
     error_type: ClassVar[type[SimparError]] = PlanError
 
     distribution: Literal["lognormal", "uniform"] = "lognormal"
-    samples: Positive
-    mean: Annotated[float, Field(gt=0)] = 1024.0
-    spread: Annotated[float, Field(ge=0)] = 0.8
+    samples: Annotated[int, Field(ge=1, le=_MOST_SAMPLES)]
+    mean: Annotated[float, Field(gt=0, le=1e12)] = 1024.0
+    spread: Annotated[float, Field(ge=0, le=10)] = 0.8
     shortest: Positive = 1
     longest: Positive
     seed: Annotated[int, Field(ge=0)] = 0
@@ -101,13 +104,14 @@ class Data(Description):
 
 def _read_file(path: Path) -> tuple[int, ...]:
     try:
-        lines = path.read_text(encoding="utf-8").split()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is no text"
-        raise PlanError(f"lengths file '{path}' cannot be read ({reason}); give one number of tokens a line") from None
+        lines = read_text(path).split()
+    except OSError as error:
+        raise PlanError(
+            f"lengths file '{path}' cannot be read ({error.strerror}); give one number of tokens a line"
+        ) from None
     for number, line in enumerate(lines, 1):
-        if not (line.isascii() and line.isdecimal() and int(line) > 0):
-            raise PlanError(f"lengths file '{path}', entry {number}: '{line}' is no positive whole number; mend it")
+        if not (line.isascii() and line.isdecimal() and len(line) < _DIGITS and int(line) > 0):
+            raise PlanError(f"lengths file '{path}', entry {number}: '{line:.40}' is no positive whole number; mend it")
     return tuple(int(line) for line in lines)
 
 

@@ -62,6 +62,10 @@ class ParameterServer(Description):
         """Whether all workers push before anything is updated."""
         return self.mode == "synchronous"
 
+    def count(self, workers: int, nodes: int) -> int:
+        """How many servers there are for so many workers on so many nodes."""
+        return self.servers or {"workers": workers, "hosts": nodes, "nodes": 1}[self.on]
+
     @property
     def simulated_steps(self) -> int:
         """Steps of one simulation."""

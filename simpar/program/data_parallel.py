@@ -52,6 +52,7 @@ class Replicated:
         self._reduces = copies > 1
         self._by_bucket = bool(layout.overlap.grad_reduce) and copies > 1
         self._gathers = plan.zero in (1, 2) and shards > 1
+        self._waits_for_shards = self._gathers and layout.framework.optimizer.waits_for_shards
         self._gathers_ahead = self._gathers and layout.overlap.param_gather
         self._each_microbatch = plan.zero == 2 and copies > 1
         packs = copies > 1 and plan.grad_compression != "none"
@@ -97,6 +98,8 @@ class Replicated:
             self._copy_shards(bucket)
             if self._by_bucket:
                 self._reduce(chains)
+                if self._waits_for_shards:
+                    self._wait()
             elif self._each_microbatch:
                 self._reduce(chains)
                 self.before_update()  # the full gradient's memory is needed again at once
@@ -161,8 +164,13 @@ class Replicated:
         for chains in self._pending:
             self._reduce(chains)
         self._pending = []
+        self._wait()
+
+    def _wait(self) -> None:
+        """Lets the compute stream wait for all that is being reduced."""
         for event in self._reduced.values():
             self._writer.wait(event)
+        self._reduced = {}
 
     def end_step(self) -> None:
         """Gathers updated parameters, unless the next step does it beside its first forward pass."""

@@ -4,8 +4,13 @@ Memory is taken and given back in the order of the compute stream, so its course
 of the program.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from simpar.hardware.cluster import Cluster
+from simpar.hardware.device import Device
+from simpar.plan.layout import Layout
+from simpar.plan.placement import places
 from simpar.program.ir import Alloc, Program, RankProgram, Run
 
 
@@ -29,6 +34,19 @@ class Footprint:
 def footprints(program: Program) -> tuple[Footprint, ...]:
     """The footprint of every simulated rank of the job, in program order; parameter servers have their own memory."""
     return tuple(_footprint(rank) for rank in program.ranks if rank.replicas)
+
+
+def devices(memory: Iterable[Footprint], layout: Layout, cluster: Cluster) -> tuple[Device, ...]:
+    """The device that the rank of each footprint runs on."""
+    gpus = places(layout, cluster)
+    on = (f.rank if gpus is None else gpus[f.rank] for f in memory)
+    return tuple(cluster.devices[cluster.kind_of(gpu)] for gpu in on)
+
+
+def fullest(memory: Sequence[Footprint], layout: Layout, cluster: Cluster) -> tuple[Footprint, Device]:
+    """The rank that needs the largest share of its device's memory, and that device."""
+    found = zip(memory, devices(memory, layout, cluster), strict=True)
+    return max(found, key=lambda pair: pair[0].peak_bytes / pair[1].memory_bytes)
 
 
 def _footprint(rank: RankProgram) -> Footprint:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from typing import ClassVar, Literal
 
 from simpar.cost.memory import state_bytes, weight_bytes
@@ -17,6 +18,7 @@ from simpar.hardware.cluster import Cluster
 from simpar.model.work import DTYPE_BYTES
 from simpar.plan.layout import Layout, Model
 from simpar.plan.placement import places
+from simpar.program.buffers import buffer_bytes
 from simpar.program.compression import Compression
 from simpar.program.data_parallel import DataParallel, FullySharded, Replicated, Runner
 from simpar.program.fold import inner_groups, simulated, tile_alike
@@ -269,7 +271,24 @@ class _Rank:
         if operation.blocks:
             holds = part in ("backward", "backward_input")
             transient = operations.transient_bytes(action.stage, first, last) if holds else 0
+            if self._layout.framework.records_streams and part in ("forward", "backward"):
+                transient = max(transient, self._queued_bytes(action, backward=part == "backward"))
             self._add_run(operation, action, transient, beside=beside)
+
+    def _queued_bytes(self, action: Action, *, backward: bool) -> int:
+        """What collectives in the launch queue hold.
+
+        Without a pipeline the host never waits. In one it does before each backward pass, and on all but the first
+        virtual stage before each forward pass, too. There, measured peaks (nanotron's, of rank 0) show none of it for
+        two passes in a row and all but two passes' worth for more: read off them, not derived.
+        """
+        operations = self._of(action).operations
+        if self._layout.plan.pp == 1:
+            return operations.queued_bytes(action.stage, 1, backward=backward)
+        if backward or action.stage:
+            return 0
+        alone = takewhile(lambda each: each.op == "F" and each.stage == 0, self._schedule.ranks[self._stage])
+        return operations.queued_bytes(0, max(0, sum(1 for _ in alone) - 2), backward=False)
 
     def _add_run(self, operation: Operation, action: Action, transient_bytes: int, *, beside: bool) -> None:
         """Opened where data-parallel traffic may run beside it on the same links."""
@@ -379,8 +398,9 @@ class _Rank:
         ranks = tuple(self._layout.rank(stage, self._replica, self._tp_rank) for stage in pair)
         self._data.before_update()
         layout, trained = self._layout, self._trained
-        kept = trained.dense / self._gradient_shards
-        kept += trained.experts / (layout.expert_shard if layout.plan.zero >= 2 else 1)
+        # by then each rank has reduced gradients of its own shard only
+        kept = trained.dense / (layout.shard if layout.plan.zero else 1)
+        kept += trained.experts / (layout.expert_shard if layout.plan.zero else 1)
         nbytes = kept * DTYPE_BYTES[layout.grad_dtype]
         group = Group(STREAM, ranks, self._copies)
         done = self._writer.after([Collective("all_reduce", nbytes, group, "gradients of both copies")])
@@ -442,27 +462,7 @@ class _Rank:
             states["optimizer"] = self._context.keys.states_beside(self._replica)
         states["optimizer"] += outer_state_bytes(layout, trained.total)
         states["gradients"] += Compression.of(layout).state_bytes(trained.total)
-        states["buffers"] = self._buffer_bytes()
+        units = [placed.unit for stage in self._held for placed in self._operations.chunks[stage]]
+        states["buffers"] = buffer_bytes(units, layout)
         states["context"] = context_bytes
         return tuple(states.items())
-
-    def _buffer_bytes(self) -> int:
-        """What ZeRO holds in full for a while.
-
-        ZeRO-2: the gradients of a bucket, or of all where buckets do not overlap. ZeRO-3: the weights of two units (all
-        of them where forward keeps them) and the gradients of two.
-        """
-        layout, plan = self._layout, self._layout.plan
-        if plan.zero < 2 or max(layout.shard, layout.expert_shard) == 1:
-            return 0
-        width = DTYPE_BYTES[layout.grad_dtype]
-        if plan.zero == 2:
-            bucketed = layout.overlap.grad_reduce and not layout.buckets_first_chunk_only
-            every = self._parameters.total
-            return width * (min(layout.bucket_parameters, every) if bucketed else every)
-        units = sorted(
-            (p.unit.parameters + p.unit.borrowed_parameters for v in self._held for p in self._operations.chunks[v]),
-            reverse=True,
-        )
-        gathered = sum(units[:2]) if plan.reshard_after_forward else sum(units)
-        return gathered * weight_bytes(layout.precision) + sum(units[:2]) * width

@@ -9,6 +9,7 @@ from simpar.model.work import DTYPE_BYTES, MemoryBound
 from simpar.plan.layout import Layout
 from simpar.program.body import Body
 from simpar.program.ir import Block, Operation, Phase
+from simpar.program.queue import backward_bytes, forward_bytes
 from simpar.program.unit import Chunk, Held
 from simpar.program.weave import weave
 
@@ -33,6 +34,7 @@ class Operations:
         self._pairs: dict[tuple[int, int, int], Operation] = {}
         self._woven: dict[tuple[Block, Block], Block] = {}
         self._transient: dict[tuple[int, int, int], int] = {}
+        self._queued: dict[tuple[int, int, bool], int] = {}
         self._updates: dict[tuple[Held, int], Operation] = {}
 
     def units(self, stage: int, part: Part, first: int, last: int) -> Operation:
@@ -71,6 +73,14 @@ class Operations:
             placed = self.chunks[stage][first:last]
             self._transient[key] = max((p.unit.transient_bytes for p in placed), default=0)
         return self._transient[key]
+
+    def queued_bytes(self, stage: int, passes: int, *, backward: bool) -> int:
+        """What collectives in the launch queue hold, beside activations (:mod:`~simpar.program.queue`)."""
+        key = (stage, passes, backward)
+        if key not in self._queued:
+            units = [placed.unit for placed in self.chunks[stage]]
+            self._queued[key] = backward_bytes(units) if backward else forward_bytes(units, passes)
+        return self._queued[key]
 
     def update(self, parameters: Held, tensors: int, layout: Layout) -> Operation:
         """The optimizer step over the parameters that a rank holds, in so many tensors."""

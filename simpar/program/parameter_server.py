@@ -67,8 +67,7 @@ class Keys:
     @cached_property
     def servers(self) -> int:
         """Number of servers."""
-        usual = {"workers": self.workers, "hosts": self.cluster.nodes, "nodes": 1}[self.server.on]
-        return self.server.servers or usual
+        return self.server.count(self.workers, self.cluster.nodes)
 
     @cached_property
     def all(self) -> tuple[Key, ...]:

@@ -19,6 +19,7 @@ from simpar.reliability.optimum import daly_interval_s, expected_goodput, young_
 _RUNS = 8
 _SPAN = 4.0  # intervals from a quarter of Daly's to four times as long
 _POINTS = 17
+_MOST_FAILURES = 1_000_000  # of all runs with one interval; some minutes
 _BATCH = 1024  # gaps between failures that are drawn at a time
 
 
@@ -238,6 +239,11 @@ def goodput(
     """
     if runs < 1:
         raise JobError(f"runs={runs} leaves nothing to simulate; give 1 or more")
+    if runs * max(failures.wall_s / failures.mtbf_s, 1.0) > _MOST_FAILURES:
+        raise JobError(
+            f"runs={runs:,} of {failures.days:g} days have more than the {_MOST_FAILURES:,} failures that can be "
+            "simulated for each interval; give fewer runs or days"
+        )
     costs = {"mtbf_s": failures.mtbf_s, "checkpoint_s": failures.checkpoint_s}
     # where checkpoints cost nothing, one after each step is best
     shortest = step_s or failures.mtbf_s / 1000

@@ -55,7 +55,7 @@ def depth_first(pp: int, microbatches: int, chunks: int, group: int | None) -> t
     Raises:
         PlanError: the microbatches do not form legal groups; see :func:`interleaved`.
     """
-    group = _equal_group(pp, microbatches) if group is None else _legal_group(pp, microbatches, group)
+    group = equal_group(pp, microbatches) if group is None else _legal_group(pp, microbatches, group)
     visits = (
         (chunk, m)
         for first in range(0, microbatches, group)
@@ -65,7 +65,12 @@ def depth_first(pp: int, microbatches: int, chunks: int, group: int | None) -> t
     return group, tuple(visits)
 
 
-def _equal_group(pp: int, microbatches: int) -> int:
+def equal_group(pp: int, microbatches: int) -> int:
+    """Microbatches of a group where all groups are equal.
+
+    Raises:
+        PlanError: they do not form equal groups of at least ``pp``.
+    """
     rounds = max(1, microbatches // pp)
     if microbatches % rounds:
         raise PlanError(

@@ -44,8 +44,9 @@ class Action(NamedTuple):
         """
         match = _ACTION.fullmatch(text.strip())
         if match is None:
+            shown = text[:40]
             raise PlanError(
-                f"'{text}' is not an action; write stage, one of F B I W, and microbatch without spaces, such as 2F0"
+                f"'{shown}' is not an action; write stage, one of F B I W, and microbatch without spaces, such as 2F0"
             )
         stage, op, microbatch = match.groups()
         return cls(cast(Op, op), int(stage), int(microbatch))

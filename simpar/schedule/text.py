@@ -8,9 +8,9 @@ here knows no time, so they are read and dropped.
 import csv
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from simpar.errors import PlanError
+from simpar.reading import read_text
 from simpar.schedule.schedule import Action, Schedule
 from simpar.schedule.validate import validate
 
@@ -82,9 +82,9 @@ def read_csv(path: str, *, pp: int, microbatches: int, chunks: int = 1) -> Sched
         DeadlockError: its ranks wait for each other.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        text = read_text(path)
+    except OSError as error:
+        reason = error.strerror
         raise PlanError(f"schedule file '{path}' cannot be read: {reason}; give the path of a .csv file") from None
     try:
         schedule = from_csv(text, name=path)

@@ -1,29 +1,15 @@
-"""How long blocks take alone, as the engine says; asked once for every distinct block."""
+"""How long blocks take alone: by the engine, and at least, without asking it."""
 
-from typing import NamedTuple
-
+from simpar.engine.costs import Costs
 from simpar.engine.simulate import execute
 from simpar.errors import DeadlockError
 from simpar.hardware.cluster import Cluster
-from simpar.program.ir import Block, Instruction, Launch, Program, RankProgram, host_launches
+from simpar.program.ir import COMPUTE, Block, Collective, Instruction, Launch, Program, RankProgram, Record, Wait
+from simpar.units import ns
 
+Body = tuple[Instruction, ...]
 
-class BlockTime(NamedTuple):
-    """Times of one block on a device that does nothing else.
-
-    Attributes:
-        alone_ns: with its collectives and the slowdown that they cause beside compute: a run that is one event for the
-            engine never takes less.
-        calm_ns: the longest path through its kernels and collectives without that slowdown: no order in which the
-            engine runs them one by one, beside whatever else, takes less.
-        kernels_ns: its kernels one after the other: no way to cut and reorder them takes less.
-        launches: calls that the host issues.
-    """
-
-    alone_ns: int
-    calm_ns: int
-    kernels_ns: int
-    launches: int
+_MOST_BLOCKS = 2000  # of which something is remembered: those of a unit come together, and seldom again
 
 
 def is_even(cluster: Cluster) -> bool:
@@ -33,7 +19,7 @@ def is_even(cluster: Cluster) -> bool:
 
 
 class BlockTimes:
-    """The times of blocks on one cluster.
+    """The times of blocks on a device of one cluster that does nothing else, in nanoseconds.
 
     Args:
         cluster: where they run.
@@ -42,34 +28,83 @@ class BlockTimes:
 
     def __init__(self, cluster: Cluster, algorithm: str) -> None:
         self._cluster = cluster
-        # the quickest kind of several sets the pace that none undercuts
-        self._kinds = [
-            cluster.model_copy(update={"device": device, "groups": (), "placement": None}) for device in cluster.devices
-        ]
-        calm = {"compute_rate_during_collectives": 1.0, "collective_rate_during_compute": 1.0}
-        self._calm = cluster.model_copy(update={"device": cluster.device.model_copy(update=calm)})
+        self._kinds = range(len(cluster.devices))
         self._is_even = is_even(cluster)
         self._algorithm = algorithm
-        self._found: dict[tuple[Instruction, ...], BlockTime] = {}
+        self._forget()
 
-    def of(self, block: Block) -> BlockTime:
-        """The times of a block."""
-        found = self._found.get(block.body)
+    def _forget(self) -> None:
+        self._costs = Costs(self._cluster, self._algorithm)
+        self._alone: dict[Body, int] = {}
+        self._calm: dict[Body, int] = {}
+
+    def kernels_ns(self, block: Block) -> int:
+        """Its kernels one after the other, on the quickest kind of device: no way to cut or reorder them takes less."""
+        kernels = [instruction.kernel for instruction in block.body if isinstance(instruction, Launch)]
+        return min(sum(self._costs.kernel_ns(kernel, kind) for kernel in kernels) for kind in self._kinds)
+
+    def calm_ns(self, block: Block) -> int:
+        """The longest path through its kernels and collectives, each as quick as alone.
+
+        No order in which the engine runs them one by one, beside whatever else, takes less. Where groups lie on the
+        cluster in different ways, collectives are left out.
+        """
+        found = self._calm.get(block.body)
         if found is None:
-            found = self._found[block.body] = self._ask(block.body)
+            self._make_room()
+            found = self._calm[block.body] = self._longest_path_ns(block) if self._is_even else self.kernels_ns(block)
         return found
 
-    def _ask(self, body: tuple[Instruction, ...]) -> BlockTime:
-        kernels = tuple(instruction for instruction in body if isinstance(instruction, Launch))
-        kernels_ns = min(self._run(kernels, kind) for kind in self._kinds)
-        if len(kernels) == len(body) or not self._is_even:
-            return BlockTime(kernels_ns, kernels_ns, kernels_ns, host_launches(body))
-        try:
-            alone_ns, calm_ns = self._run(body, self._cluster), self._run(body, self._calm)
-        except DeadlockError:  # it talks to other ranks, so that it cannot run alone
-            alone_ns = calm_ns = kernels_ns
-        return BlockTime(alone_ns, min(calm_ns, alone_ns), kernels_ns, host_launches(body))
+    def alone_ns(self, block: Block) -> int:
+        """With the slowdown of collectives and compute beside each other: a run that is one event never takes less."""
+        found = self._alone.get(block.body)
+        if found is None:
+            self._make_room()
+            found = self._alone[block.body] = self._ask(block) if self._is_even else self.kernels_ns(block)
+        return found
 
-    def _run(self, body: tuple[Instruction, ...], cluster: Cluster) -> int:
-        alone = Program(ranks=(RankProgram(0, 0, 1, (), body),), launch_s=0.0, algorithm=self._algorithm)
-        return execute(alone, cluster).step_ns
+    def _longest_path_ns(self, block: Block) -> int:
+        ends, events = {COMPUTE: 0}, dict[object, int]()
+        for instruction in block.body:
+            if isinstance(instruction, Launch):
+                ends[COMPUTE] += self._costs.kernel_ns(instruction.kernel)
+            elif isinstance(instruction, Record):
+                events[instruction.event] = ends.get(instruction.stream, 0)
+            elif isinstance(instruction, Wait):
+                ends[instruction.stream] = max(ends.get(instruction.stream, 0), events[instruction.event])
+            elif isinstance(instruction, Collective):
+                stream = instruction.group.stream
+                ends[stream] = ends.get(stream, 0) + self._collective_ns(instruction)
+        return max(ends.values())
+
+    def _collective_ns(self, collective: Collective) -> int:
+        group = collective.group
+        transfer = self._costs.collective(collective.op, collective.nbytes, group, group.ranks[0])
+        return transfer.latency_ns + ns(collective.extra_s) + transfer.stream_ns
+
+    def _ask(self, block: Block) -> int:
+        """What the engine says; where nothing runs beside a collective, the longest path is all there is."""
+        if not _has_beside(block.body):
+            return self.calm_ns(block)
+        alone = Program(ranks=(RankProgram(0, 0, 1, (), block.body),), launch_s=0.0, algorithm=self._algorithm)
+        try:
+            return execute(alone, self._cluster).step_ns
+        except DeadlockError:  # it talks to other ranks, so that it cannot run alone
+            return self.calm_ns(block)
+
+    def _make_room(self) -> None:
+        if len(self._alone) + len(self._calm) >= _MOST_BLOCKS:
+            self._forget()
+
+
+def _has_beside(body: Body) -> bool:
+    """Whether a kernel or a collective is issued while another collective may run."""
+    running: set[object] = set()
+    for instruction in body:
+        if isinstance(instruction, Wait) and instruction.stream == COMPUTE:
+            running.discard(instruction.event)
+        elif isinstance(instruction, Record) and instruction.stream != COMPUTE:
+            running.add(instruction.event)
+        elif running and isinstance(instruction, (Launch, Collective)):
+            return True
+    return False

@@ -8,6 +8,7 @@ and the time of a collective is concave in its bytes, so that one collective ove
 """
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -21,16 +22,19 @@ from simpar.model.transformer import Transformer
 from simpar.plan.layout import Layout, Model, lay_out
 from simpar.plan.placement import places
 from simpar.plan.plan import Plan
+from simpar.program.buffers import buffer_bytes
 from simpar.program.groups import Groups
 from simpar.program.ir import Collective
+from simpar.program.unit import Held
 from simpar.search.blocks import BlockTimes, is_even
-from simpar.search.live import Shape, shape_of
+from simpar.search.live import Shape, shape_of, shortened
 from simpar.search.stages import Cut, Cutter
 from simpar.units import ns
 
 IntArray = npt.NDArray[np.int64]
 
 _ROUNDING = 1e-6  # the engine rounds each of thousands of durations to a nanosecond
+_MOST_LAYOUTS, _MOST_STATES = 1000, 100_000  # that are remembered
 
 
 class Bound(NamedTuple):
@@ -65,18 +69,19 @@ class Bounds:
     def __init__(self, model: Model, cluster: Cluster, axes: tuple[str, ...], algorithm: str = "auto") -> None:
         self.cluster = cluster
         self.capacity_bytes = max(device.memory_bytes for device in cluster.devices)
+        self._context_bytes = min(device.context_bytes for device in cluster.devices)
         self._is_even = is_even(cluster)
-        # experts are reduced over other groups than the rest, possibly over none
-        self.reduces_all = not (isinstance(model, Transformer) and model.moe is not None)
         self._model = model
         self._cutter = Cutter(model, axes, BlockTimes(cluster, algorithm))
         self._costs = Costs(cluster, algorithm)
-        self._shapes: dict[tuple[str, int, int, int, int | None], Shape] = {}
-        self._axes = axes
+        self._shapes: dict[tuple[object, ...], Shape] = {}
+        # what a layout says about plans that differ in these is the same; modules refuse some ways to recompute
+        shared = {"vpp", "schedule"} | ({"recompute"} if isinstance(model, Transformer) else set())
+        self._laying = tuple(axis for axis in axes if axis not in shared)
         self._layouts: dict[tuple[object, ...], Layout] = {}
         self._messages: dict[tuple[object, ...], IntArray] = {}
         self._letters: dict[tuple[int, int, int], int] = {}
-        self._states: dict[tuple[object, ...], int] = {}
+        self._known_states: dict[tuple[object, ...], int] = {}
         self._loads: dict[tuple[object, ...], Load] = {}
 
     def of(self, plan: Plan) -> Bound:
@@ -85,58 +90,121 @@ class Bounds:
         Raises:
             PlanError: the plan breaks a rule of model, cluster or schedule.
         """
-        layout = self._layout(plan)
-        cut = self._cutter.cut(plan, layout, self._shape(plan, layout.microbatches))
-        memory = self._memory(layout, cut)
-        if memory > self.capacity_bytes:
+        layout = self.lay_out(plan)
+        cut = self.cut(layout, plan.schedule, plan.vpp)
+        memory = self.memory_bytes(layout, cut, with_buffers=True)
+        if memory > self.capacity_bytes or self._is_unsure(layout):
             return Bound(0.0, memory)
-        loose = cut.shape.schedule.overlapped or not self._is_even or places(layout, self.cluster) is not None
-        step_ns = self._kernels_ns(layout, cut) if loose else _Step(self, layout, cut).bound_ns()
-        return Bound(step_ns * (1 - _ROUNDING) * 1e-9, memory)
+        step_ns = self._kernels_ns(layout, cut) if self._is_loose(layout, cut) else _Step(self, layout, cut).bound_ns()
+        return Bound(_seconds(step_ns), memory)
 
-    def _kernels_ns(self, layout: Layout, cut: Cut) -> float:
-        """The kernels of the busiest rank: all that is sure where passes are woven, or places differ."""
-        microbatches = layout.microbatches // cut.shape.schedule.copies
-        return float(microbatches * cut.per_rank(cut.forward.kernels + cut.backward.kernels).max())
+    def lay_out(self, plan: Plan) -> Layout:
+        """The plan laid out; one that differs only in its schedule shares the rest.
 
-    def _layout(self, plan: Plan) -> Layout:
-        """The plan laid out; one that differs only in its chunks shares the rest."""
-        key = tuple([getattr(plan, axis) for axis in self._axes if axis != "vpp"])
+        Raises:
+            PlanError: the plan breaks a rule of model or cluster.
+        """
+        key = tuple([getattr(plan, axis) for axis in self._laying])
         found = self._layouts.get(key)
         if found is None:
+            if len(self._layouts) >= _MOST_LAYOUTS:
+                self._layouts.clear()
             found = self._layouts[key] = lay_out(plan, self._model, self.cluster)
         return found if found.plan is plan else replace(found, plan=plan)
 
-    def _shape(self, plan: Plan, microbatches: int) -> Shape:
-        key = (plan.schedule, plan.pp, microbatches, plan.vpp, plan.microbatch_group)
-        found = self._shapes.get(key)
-        if found is None:
-            found = self._shapes[key] = shape_of(*key)
-        return found
+    def cut(self, layout: Layout, schedule: str, chunks: int) -> Cut:
+        """The units of a plan cut into virtual stages, for any schedule in place of the plan's own.
+
+        Raises:
+            PlanError: the schedule cannot run so many microbatches, or the layers cannot be split so.
+        """
+        plan = layout.plan
+        fewer = shortened(schedule, plan.pp, layout.microbatches, plan.microbatch_group)
+        key = (schedule, plan.pp, *fewer, chunks)
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = shape_of(schedule, plan.pp, layout.microbatches, chunks, plan.microbatch_group)
+            self._shapes[key] = shape
+        return self._cutter.cut(layout, shape)
+
+    def passes_s(self, layout: Layout, cut: Cut) -> float:
+        """Seconds that the passes alone take at least: the bound without messages, data parallelism and slowdowns.
+
+        A part of the bound of the plan, and of those of plans with a lower ZeRO stage, or that recompute more.
+        """
+        if self._is_unsure(layout):
+            return 0.0
+        if self._is_loose(layout, cut):
+            return _seconds(self._kernels_ns(layout, cut))
+        shape, pp, m = cut.shape, layout.plan.pp, layout.microbatches // cut.shape.schedule.copies
+        forward, backward = cut.forward.calm, cut.backward.calm
+        start = _least(cut.before(forward), shape.rank_of_stage, pp)
+        busy = m * cut.per_rank(cut.total(forward) + cut.total(backward))
+        drain = 0 if shape.splits_backward else _least(cut.before(backward), shape.rank_of_stage, pp)
+        launches = m * cut.per_rank(cut.total(cut.units.launches))
+        return _seconds(max((start + busy + drain).max(), launches.max() * ns(layout.launch_s)))
+
+    def _is_unsure(self, layout: Layout) -> bool:
+        """Whether nothing is known before the simulation: samples of several lengths, workers that servers part."""
+        return layout.samples is not None or layout.server is not None
+
+    def _is_loose(self, layout: Layout, cut: Cut) -> bool:
+        """Whether only kernels are sure: where passes are woven, or groups lie on the cluster in different ways."""
+        weaves = bool(cut.shape.schedule.overlapped)
+        return weaves or not self._is_even or places(layout, self.cluster) is not None
+
+    def _kernels_ns(self, layout: Layout, cut: Cut) -> float:
+        """The kernels of the busiest rank."""
+        microbatches = layout.microbatches // cut.shape.schedule.copies
+        times = cut.total(cut.forward.kernels) + cut.total(cut.backward.kernels)
+        return float(microbatches * cut.per_rank(times).max())
 
     # ---- memory -----------------------------------------------------------------------------------------------------
 
-    def _memory(self, layout: Layout, cut: Cut) -> int:
-        """States, and activations at their most; without buffers and what a split backward pass keeps longer."""
-        states = [self._state_bytes(parameters, layout) for parameters in cut.trained_per_rank]
-        most = max(map(sum, zip(states, cut.activations_per_rank.tolist(), strict=True)))
-        return int(most) + min(device.context_bytes for device in self.cluster.devices)
+    def memory_bytes(self, layout: Layout, cut: Cut, *, with_buffers: bool = False) -> int:
+        """States, and activations at their most; without what a split backward pass keeps longer.
 
-    def _state_bytes(self, parameters: int, layout: Layout) -> int:
-        plan = layout.plan
-        key = (parameters, plan.zero, layout.shard)
-        found = self._states.get(key)
+        But for buffers, the higher the ZeRO stage, the less.
+        """
+        held = self._states(layout, cut)
+        if not self._is_unsure(layout):
+            held = [sum(both) for both in zip(held, cut.activations_per_rank.tolist(), strict=True)]
+        if with_buffers and layout.plan.zero >= 2:
+            buffers = (buffer_bytes(cut.units_of(rank), layout) for rank in range(layout.plan.pp))
+            held = [sum(both) for both in zip(held, buffers, strict=True)]
+        return max(held) + self._context_bytes
+
+    def held_bytes(self, layout: Layout, cut: Cut) -> int:
+        """The states alone, however little is kept of activations."""
+        return max(self._states(layout, cut)) + self._context_bytes
+
+    def _states(self, layout: Layout, cut: Cut) -> list[int]:
+        """Bytes of states, by pipeline rank."""
+        return [self._state_bytes(trained, layout) for trained in cut.trained_per_rank]
+
+    def _state_bytes(self, trained: Held, layout: Layout) -> int:
+        plan, shards = layout.plan, (layout.shard, layout.expert_shard if trained.experts else 0)
+        held_as = (layout.precision, layout.grad_dtype, plan.optimizer, plan.optimizer_dtype)
+        key = (trained, plan.zero, *shards, *held_as, layout.framework.keeps_compute_gradients)
+        found = self._known_states.get(key)
         if found is None:
-            states = state_bytes(
-                parameters,
-                precision=layout.precision,
-                grad_dtype=layout.grad_dtype,
-                optimizer=plan.optimizer,
-                optimizer_dtype=plan.optimizer_dtype,
-                zero=plan.zero,
-                shard=layout.shard,
+            if len(self._known_states) >= _MOST_STATES:
+                self._known_states.clear()
+            found = self._known_states[key] = sum(
+                nbytes
+                for parameters, shard in ((trained.dense, shards[0]), (trained.experts, shards[1]))
+                if parameters
+                for nbytes in state_bytes(
+                    parameters,
+                    precision=layout.precision,
+                    grad_dtype=layout.grad_dtype,
+                    optimizer=plan.optimizer,
+                    optimizer_dtype=plan.optimizer_dtype,
+                    zero=plan.zero,
+                    shard=shard,
+                    compute_gradients=layout.framework.keeps_compute_gradients,
+                ).values()
             )
-            found = self._states[key] = sum(states.values())
         return found
 
     # ---- transfers --------------------------------------------------------------------------------------------------
@@ -162,21 +230,27 @@ class Bounds:
             found = self._letters[key] = transfer.latency_ns + transfer.stream_ns
         return found
 
-    def reduction(self, layout: Layout, rank: int, parameters: int) -> Load:
-        """What the data-parallel stream of a pipeline rank does for the gradients of so many parameters."""
-        return self._load("reduce", layout, rank, parameters)
+    def reduction(self, layout: Layout, rank: int, trained: Held) -> Load:
+        """What a pipeline rank does for the gradients of so many parameters, all of one kind, on their stream."""
+        return self._load("reduce", layout, rank, trained)
 
-    def gather(self, layout: Layout, rank: int, parameters: int) -> Load:
-        """What the data-parallel stream of a pipeline rank does for so many sharded parameters."""
-        return self._load("gather", layout, rank, parameters)
+    def gather(self, layout: Layout, rank: int, trained: Held) -> Load:
+        """What it does on their stream to gather so many parameters, all of one kind."""
+        return self._load("gather", layout, rank, trained)
 
-    def _load(self, what: str, layout: Layout, rank: int, parameters: int) -> Load:
+    def _load(self, what: str, layout: Layout, rank: int, trained: Held) -> Load:
         plan = layout.plan
-        key = (what, plan.zero == 0, plan.tp, layout.replicas, layout.shard, rank, parameters)
+        key = (
+            *(what, rank, trained, plan.zero == 0, plan.sync_every == 1, layout.precision, layout.grad_dtype),
+            *(plan.tp, layout.replicas, layout.shard, layout.expert_ranks, layout.expert_shard),
+        )
         found = self._loads.get(key)
         if found is None:
-            groups = Groups(layout, rank, 0, 0, folded=False)
-            collectives = groups.gather(parameters) if what == "gather" else groups.reduce(parameters, 0)
+            if len(self._loads) >= _MOST_STATES:
+                self._loads.clear()
+            groups, experts = Groups(layout, rank, 0, 0, folded=False), trained.experts > 0
+            ask = groups.gather if what == "gather" else partial(groups.reduce, microbatch=0)
+            collectives = ask(trained.total, experts=experts)
             # an all-reduce between replicas of the shards may run beside the stream
             found = self._loads[key] = self._alone(collectives[0]) if collectives else Load(0.0, 0.0)
         return found
@@ -200,9 +274,9 @@ class _Step:
         self._microbatches = layout.microbatches // cut.shape.schedule.copies
         plan, forward, backward = layout.plan, cut.forward, cut.backward
         opened = self._opens_all
-        self._calm_forward, self._calm_backward = forward.calm, backward.calm
-        self._forward = forward.calm if opened or plan.zero == 3 else forward.alone
-        self._backward = backward.calm if opened or plan.zero >= 2 else backward.alone
+        self._calm_forward, self._calm_backward = cut.total(forward.calm), cut.total(backward.calm)
+        self._forward = self._calm_forward if opened or plan.zero == 3 else cut.total(forward.alone)
+        self._backward = self._calm_backward if opened or plan.zero >= 2 else cut.total(backward.alone)
 
     @property
     def _opens_all(self) -> bool:
@@ -231,10 +305,16 @@ class _Step:
             (before + passes + sends + after).max(),
             np.bincount(ranks, m * self._cut.total(self._cut.units.launches), pp).max() * ns(self._layout.launch_s),
         ]
-        if self._layout.replicas > 1 and self._prices.reduces_all:
-            suspects = {0, min(1, pp - 1), pp - 1, int((start + busy).argmax())}
-            ends += [float(start[rank]) + self._occupied_ns(rank, busy[rank], sent[rank]) for rank in suspects]
+        suspects = {0, min(1, pp - 1), pp - 1, int((start + busy).argmax())} if self._reduces else ()
+        ends += [float(start[rank]) + self._occupied_ns(rank, busy[rank], sent[rank]) for rank in suspects]
         return float(max(ends))
+
+    @property
+    def _reduces(self) -> bool:
+        """Whether gradients are added up over replicas in a way that is known here."""
+        layout = self._layout
+        several = layout.replicas > 1 or (layout.has_experts and layout.expert_replicas > 1)
+        return several and layout.plan.grad_compression == "none"
 
     def _sums_before(self, times: IntArray) -> IntArray:
         """Per virtual stage, the sum over those before it in its model."""
@@ -244,52 +324,67 @@ class _Step:
 
     def _gated(self, before: IntArray) -> IntArray:
         """When each stage is reached at the earliest: a first pass ends only once its gathered weights are there."""
-        if self._layout.plan.zero not in (1, 2) or self._layout.replicas == 1 or not self._prices.reduces_all:
+        layout, cut = self._layout, self._cut
+        if layout.plan.zero not in (1, 2) or not self._reduces or not layout.overlap.param_gather:
             return before
-        parameters = int(self._cut.trained[0])
-        gather = self._prices.gather(self._layout, int(self._shape.rank_of_stage[0]), parameters)
-        gate = max(int(gather.time_ns) - int(self._calm_forward[0]), 0)
+        rank = int(self._shape.rank_of_stage[0])
+        arrives = max(self._prices.gather(layout, rank, kind).time_ns for kind in _kinds(cut.trained_of(0)))
+        gate = max(int(arrives) - int(self._calm_forward[0]), 0)
         reached = before.reshape(self._shape.schedule.copies, -1).copy()
         reached[0] += gate
         return reached.ravel()
 
     def _occupied_ns(self, rank: int, busy: float, sent: float) -> float:
-        """From the first pass of a rank to the end of its reductions.
+        """From the first pass of a rank to the end of its reductions, of whichever kind of parameters ends last.
 
-        Gathers and reductions follow each other on one stream, and set back the passes beside which they run. What may
-        have been gathered before the first pass does not count, and a wait for a message counts only once.
+        Gathers and reductions of a kind follow each other on one stream, and set back the passes beside which they run.
+        What may have been gathered before the first pass does not count, and a wait for a message counts only once.
         """
         held = np.flatnonzero(self._shape.rank_of_stage == rank)
         if self._layout.plan.zero == 3:
-            stream = self._sharded(rank)
-        else:
-            trained = self._cut.trained[held].tolist()
-            reductions = [self._prices.reduction(self._layout, rank, parameters) for parameters in trained]
-            if self._layout.plan.zero < 2 or not self._layout.overlap.grad_reduce:
-                # all that is sure: the last pass ends with the reduction of its own gradients after it began
-                last = float(self._calm_backward[held].max()) + sent / self._microbatches
-                return busy + sent - last + min(reduction.time_ns for reduction in reductions)
-            m = self._microbatches
-            stream = Load(m * sum(r.time_ns for r in reductions), m * sum(r.setback_ns for r in reductions))
+            return max(self._beside_ns(stream, busy, sent) for stream in self._sharded(rank))
+        chunks = zip(*(_kinds(self._cut.trained_of(stage)) for stage in held.tolist()), strict=True)
+        reductions = [[self._prices.reduction(self._layout, rank, each) for each in kind] for kind in chunks]
+        if self._layout.plan.zero < 2 or not self._layout.overlap.grad_reduce:
+            # all that is sure: the last pass ends with the reduction of its own gradients after it began
+            last = float(self._calm_backward[held].max()) + sent / self._microbatches
+            return busy + sent - last + max(min(each.time_ns for each in kind) for kind in reductions)
+        m = self._microbatches
+        streams = [Load(m * sum(r.time_ns for r in kind), m * sum(r.setback_ns for r in kind)) for kind in reductions]
+        return max(self._beside_ns(stream, busy, sent) for stream in streams)
+
+    def _beside_ns(self, stream: Load, busy: float, sent: float) -> float:
+        """A stream and the passes beside it."""
         slowed = 1.0 - self._prices.cluster.device.compute_rate_during_collectives
         return max(stream.time_ns, busy + sent + max(stream.setback_ns - slowed * sent, 0.0))
 
-    def _sharded(self, rank: int) -> Load:
-        """The data-parallel stream under ZeRO-3: gathers and reductions of every unit and microbatch but the first.
+    def _sharded(self, rank: int) -> list[Load]:
+        """The streams of both kinds under ZeRO-3: gathers and reductions of every unit and microbatch but the first.
 
         The last unit of a chunk may still be there when it is needed; the others are gathered for each forward pass,
         and where forward gives them back for each backward pass too.
         """
         passes = 2 if self._layout.plan.reshard_after_forward is True else 0
-        time_ns = setback_ns = 0.0
-        for (parameters, stays), count in self._cut.pieces(rank).items():
-            reduction = self._prices.reduction(self._layout, rank, parameters)
-            gather = self._prices.gather(self._layout, rank, parameters)
-            gathers = 0 if stays else passes
-            time_ns += count * (reduction.time_ns + gathers * gather.time_ns)
-            setback_ns += count * (reduction.setback_ns + gathers * gather.setback_ns)
         m = self._microbatches - 1
-        return Load(m * time_ns, m * setback_ns)
+        times, setbacks = [0.0, 0.0], [0.0, 0.0]
+        for (trained, stays), count in self._cut.pieces(rank).items():
+            for number, kind in enumerate(_kinds(trained)):
+                reduction = self._prices.reduction(self._layout, rank, kind)
+                gather = self._prices.gather(self._layout, rank, kind)
+                gathers = 0 if stays else passes
+                times[number] += m * count * (reduction.time_ns + gathers * gather.time_ns)
+                setbacks[number] += m * count * (reduction.setback_ns + gathers * gather.setback_ns)
+        return [Load(*both) for both in zip(times, setbacks, strict=True)]
+
+
+def _kinds(held: Held) -> tuple[Held, Held]:
+    """Parameters by who else holds them: those outside experts, those of experts."""
+    return Held(dense=held.dense), Held(experts=held.experts)
+
+
+def _seconds(step_ns: float) -> float:
+    """Seconds of a bound, less what rounding may take from the simulation."""
+    return float(step_ns) * (1 - _ROUNDING) * 1e-9
 
 
 def _least(values: IntArray, ranks: IntArray, pp: int) -> IntArray:

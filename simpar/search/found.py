@@ -58,12 +58,16 @@ class Counts:
 
     Attributes:
         enumerated: combinations of choices.
-        invalid: those that break a rule of model, cluster or schedule.
-        too_large: valid ones that do not fit in memory.
-        pruned: those whose bound is above what was found.
+        invalid: those found to break a rule of model, cluster or schedule.
+        too_large: others that do not fit in memory.
+        pruned: those whose bound, or that of whose family, is above what was found; they may also not fit, or break a
+            rule that only a simulation looks at.
         simulated: the rest.
         resumed: of these, answers that were on disk already.
         lost: plans that took their worker down each time they were tried.
+        families: families of plans, each with a bound of its own.
+        opened: those whose plans were looked at one by one.
+        bounded: plans that had a bound of their own; all others were ruled out with others.
     """
 
     enumerated: int
@@ -73,10 +77,13 @@ class Counts:
     simulated: int
     resumed: int = 0
     lost: int = 0
+    families: int = 0
+    opened: int = 0
+    bounded: int = 0
 
     @property
     def valid(self) -> int:
-        """Plans that could run if memory were no matter."""
+        """Plans not known to break a rule: they could run if memory were no matter."""
         return self.enumerated - self.invalid
 
     def __str__(self) -> str:
@@ -85,6 +92,7 @@ class Counts:
             f"{self.simulated:,} simulated"
         )
         text += f" ({self.resumed:,} of them before)" if self.resumed else ""
+        text += f"; {self.opened:,} of {self.families:,} families opened, {self.bounded:,} bounds"
         return text + (f", {self.lost:,} lost with their worker" if self.lost else "")
 
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from simpar.errors import PlanError
-from simpar.schedule.registry import build
+from simpar.schedule.interleaved import equal_group
+from simpar.schedule.registry import build, takes
 from simpar.schedule.schedule import Schedule
 
 IntArray = npt.NDArray[np.int64]
 
-_ROUNDS = 3  # microbatches per stage after which an interleaved order has shown all that it ever holds
+_ROUNDS = 3  # groups (1F1B: microbatches per stage) after which an order has shown all that it ever holds
 _LIVE = {"F": 1, "B": -1, "I": -1, "W": 0}
 
 
@@ -38,20 +38,30 @@ class Shape:
 
 
 def shape_of(name: str, pp: int, microbatches: int, chunks: int, group: int | None) -> Shape:
-    """The shape of a schedule.
-
-    With several chunks, an order of more than three microbatches per stage repeats itself, so that a shorter one is
-    read in its place; where no shorter one is legal, the order itself.
+    """The shape of a schedule; its order is that of :func:`shortened` microbatches.
 
     Raises:
         PlanError: no such schedule, or counts that it cannot run.
     """
-    shortened = min(microbatches, _ROUNDS * pp) if chunks > 1 and group is None else microbatches
-    try:
-        schedule = build(name, pp=pp, microbatches=shortened, chunks=chunks, group=group)
-    except PlanError:
-        schedule = build(name, pp=pp, microbatches=microbatches, chunks=chunks, group=group)
-    return read_shape(schedule)
+    fewer, group = shortened(name, pp, microbatches, group)
+    return read_shape(build(name, pp=pp, microbatches=fewer, chunks=chunks, group=group))
+
+
+def shortened(name: str, pp: int, microbatches: int, group: int | None) -> tuple[int, int | None]:
+    """The fewest microbatches whose order holds all that ``microbatches`` ever hold, and how many go in a row.
+
+    1F1B turns back after as many microbatches as it has stages, and an interleaved order repeats itself after a few
+    groups; other orders, and groups of a size that the plan asks for, are read as they are.
+
+    Raises:
+        PlanError: the microbatches form no equal groups.
+    """
+    if name == "1f1b":
+        return min(microbatches, _ROUNDS * pp), group
+    if takes(name, "group") and group is None:
+        group = equal_group(pp, microbatches)
+        return min(microbatches, _ROUNDS * group), group
+    return microbatches, group
 
 
 def read_shape(schedule: Schedule) -> Shape:

@@ -46,10 +46,15 @@ def write_records(records: Records, path: str | Path) -> None:
         OutputError: the file cannot be written.
     """
     path = Path(path)
+    check_format(path)
     writers: dict[str, Callable[[Records], bytes]] = dict(zip(FORMATS, (_csv, _parquet, _jsonl), strict=True))
-    if path.suffix not in writers:
-        raise JobError(f"{path}: '{path.suffix}' is no format of a table; end the name with {', '.join(FORMATS)}")
     write_whole(path, writers[path.suffix](records))
+
+
+def check_format(path: Path) -> None:
+    """Raises :class:`JobError` unless the name's ending is a format of tables."""
+    if path.suffix not in FORMATS:
+        raise JobError(f"{path}: '{path.suffix}' is no format of a table; end the name with {', '.join(FORMATS)}")
 
 
 def _csv(records: Records) -> bytes:

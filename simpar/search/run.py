@@ -1,48 +1,32 @@
-"""The search: bounds first, then simulations in the order of the bounds until none can be better."""
+"""The search: bounds of families first, then of their plans, then simulations, in the order of the bounds."""
 
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property
+from heapq import heappop, heappush
 from itertools import islice
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from simpar import __version__
 from simpar.economics import cost
-from simpar.errors import PlanError, SimparError
+from simpar.errors import PlanError
 from simpar.hardware.cluster import Cluster
 from simpar.job import Job, read_cluster, read_model
-from simpar.plan.layout import lay_out
 from simpar.plan.plan import Plan
-from simpar.program.footprint import footprints
-from simpar.program.lower import lower
-from simpar.search.bound import Bound, Bounds
+from simpar.search.families import Opened, Outlook
 from simpar.search.found import Counts, Found, SearchResult, pareto
 from simpar.search.journal import Journal
-from simpar.search.space import axes_of, plans
-from simpar.search.workers import WorkerLostError, Workers
-from simpar.simulation import simulate
+from simpar.search.space import Fields, Space, axes_of
+from simpar.search.tasks import Candidate, Family, Group, answer, token_of
+from simpar.search.workers import LATER, WorkerLostError, Workers
 
 Progress = Callable[[str, int, int], None]
 """Is told what is being done, how much of it is done, and of how much."""
 
-_CHUNK = 256  # plans whose bounds are one task
-_SURE = 0.5  # of the device's memory: below, what the bound does not count is not worth a look before simulating
-
-
-class Candidate(NamedTuple):
-    """A plan that may be worth simulating: the number of its cluster, its fields, its bound.
-
-    ``worth_s`` is the step time from which on its interval will not be asked for, which takes as long as the step.
-    """
-
-    cluster: int
-    fields: dict[str, Any]
-    bound: Bound
-    worth_s: float = inf
+_CHUNK = 4  # families whose bounds are one task
 
 
 def search(
@@ -64,10 +48,11 @@ def search(
 ) -> SearchResult:
     """Finds the fastest plans of all that fit.
 
-    Every valid combination of tp, pp, micro-batch, sequence parallelism, recomputation, schedule, vpp and ZeRO stage is
-    looked at. Plans whose lower bound of memory exceeds the device, or whose lower bound of the step time exceeds what
-    was simulated already, are left out; since both bounds are never above the simulation, the best plans reported are
-    the best of all.
+    Every valid combination of tp, cp, pp, micro-batch, sequence parallelism, recomputation, schedule, vpp and ZeRO
+    stage is looked at, and of ep and etp for a model with experts. Plans whose lower bound of memory exceeds the
+    device, or whose lower bound of the step time exceeds what was simulated already, are left out, and so are whole
+    families of plans whose common bound does; since no bound is above the simulation, the best plans reported are the
+    best of all.
 
     Args:
         model: as in :class:`~simpar.job.Job`.
@@ -103,7 +88,7 @@ def search(
     jobs = tuple(Job(model=read_model(model), cluster=one, plan=base) for one in clusters)
     chosen = {name: list(values) for name, values in (choices or {}).items()}
     # what the plan fixes is not searched
-    chosen = {**{name: [value] for name, value in fixed.items() if name in axes_of({})}, **chosen}
+    chosen = {**{name: [value] for name, value in fixed.items() if name in axes_of({}, jobs[0].model)}, **chosen}
     hunt = _Hunt(jobs, chosen, top, whole_front, prune, progress or (lambda *_: None))
     question = {"search": hunt.question(), "simpar": __version__}
     with Journal(output, question, resume=resume) as journal, Workers(executor, workers) as pool:
@@ -118,7 +103,12 @@ def _listed(cluster: Any) -> Sequence[Any]:
 
 @dataclass
 class _Hunt:
-    """A search under way."""
+    """A search under way.
+
+    Families and plans wait in one queue, in the order of their bounds: whatever may be the fastest is looked at next, a
+    family by opening it, a plan by simulating it. Once all that waits has a bound above the top plans, these are the
+    best.
+    """
 
     jobs: tuple[Job, ...]
     choices: dict[str, list[Any]]
@@ -126,8 +116,12 @@ class _Hunt:
     whole_front: bool
     prune: bool
     progress: Progress
-    candidates: list[Candidate] = field(default_factory=list)
+    queue: list[tuple[float, int, str, Family | Candidate]] = field(default_factory=list)
     found: list[Found] = field(default_factory=list)
+    opening: int = 0
+    families: int = 0
+    opened: int = 0
+    bounded: int = 0
     enumerated: int = 0
     invalid: int = 0
     too_large: int = 0
@@ -146,101 +140,116 @@ class _Hunt:
             "choices": self.choices,
         }
 
+    @cached_property
     def _tokens(self) -> list[bytes]:
-        axes = axes_of(self.choices)
-        return [pickle.dumps((job, axes)) for job in self.jobs]
+        return [token_of(job, self.choices) for job in self.jobs]
 
-    # ---- bounds -----------------------------------------------------------------------------------------------------
+    # ---- families ---------------------------------------------------------------------------------------------------
 
     def weigh(self, pool: Workers) -> None:
-        """Enumerates plans and asks for their bounds; leaves the candidates in the order of their bounds."""
-        tokens = self._tokens()
-        tasks = []
+        """Asks for the bound of every family, and queues those that may have a plan that fits."""
+        asked: list[Group] = []
         for number, job in enumerate(self.jobs):
-            every = plans(job.model, job.cluster, job.plan, self.choices)
-            while some := list(islice(every, _CHUNK)):
-                tasks.append((number, some))
-                self.enumerated += len(some)
+            every = Space(job.model, job.cluster, job.plan, self.choices).families()
+            while some := tuple(islice(every, _CHUNK)):
+                asked.append(Group(number, some))
+                self.families += len(some)
         done = 0
-        self.progress("bounds", done, self.enumerated)
-        payloads = ((tokens[number], number, some) for number, some in tasks)
-        for (_, number, some), bounds in pool.run(bound_plans, payloads):
-            if isinstance(bounds, WorkerLostError):
-                raise bounds
-            self._sort_in(number, some, bounds)
-            done += len(some)
-            self.progress("bounds", done, self.enumerated)
+        self.progress("families", done, self.families)
+        tasks = ((self._tokens[group.cluster], group) for group in asked)
+        for (_, group), outlooks in pool.run(answer, tasks):
+            if isinstance(outlooks, WorkerLostError):
+                raise outlooks
+            assert isinstance(outlooks, list), "families are answered by outlooks"
+            for fields, outlook in zip(group.families, outlooks, strict=True):
+                self._sort_in(group.cluster, fields, outlook)
+            done += len(group.families)
+            self.progress("families", done, self.families)
         if self.invalid == self.enumerated:
             raise PlanError(
                 f"none of {self.enumerated:,} plans is valid for {self.jobs[0].model.name}; change global_batch or the "
                 "GPUs, or fix fewer fields"
             )
-        self.candidates.sort(key=lambda c: (c.bound.step_s, c.bound.memory_bytes, str(c.fields)))
 
-    def _sort_in(self, number: int, some: list[dict[str, Any]], bounds: list[Bound | None]) -> None:
-        capacity = _capacity_bytes(self.jobs[number].cluster)
-        for fields, bound in zip(some, bounds, strict=True):
-            if bound is None:
-                self.invalid += 1
-            elif bound.memory_bytes > capacity:
-                self.too_large += 1
-            else:
-                self.candidates.append(Candidate(number, fields, bound))
+    def _sort_in(self, number: int, fields: Fields, outlook: Outlook) -> None:
+        self.enumerated += outlook.plans
+        self.invalid += outlook.invalid
+        self.too_large += outlook.too_large
+        if outlook.bound is not None:
+            self._queue(Family(number, fields, outlook.bound, outlook))
 
-    # ---- simulations ------------------------------------------------------------------------------------------------
+    def _queue(self, item: Family | Candidate) -> None:
+        heappush(self.queue, (item.bound.step_s, item.bound.memory_bytes, str(item.fields), item))
+
+    # ---- the queue --------------------------------------------------------------------------------------------------
 
     def simulate(self, pool: Workers, journal: Journal) -> None:
-        """Simulates candidates, the most promising first, as long as one can be among the best."""
+        """Opens families and simulates plans, the most promising first, as long as one can be among the best."""
         known = {_key(record["cluster"], record["plan"]): record for record in journal.records}
-        tokens = self._tokens()
-        done = 0
-
-        def worthwhile() -> Iterator[tuple[bytes, Candidate]]:
-            nonlocal done
-            for number, candidate in enumerate(self.candidates):
-                done = number
-                if self._hopeless(candidate):
-                    self.pruned += 1
-                    continue
-                record = known.get(_key(candidate.cluster, candidate.fields))
-                if record is not None:
-                    self.resumed += 1
-                    self._take(candidate, record)
-                else:
-                    yield tokens[candidate.cluster], candidate._replace(worth_s=self._worth_s(candidate.cluster))
-
-        self.progress("simulations", 0, len(self.candidates))
-        for (_, candidate), answer in pool.run(simulate_plan, worthwhile()):
-            if isinstance(answer, WorkerLostError):
+        self._tell()
+        for (_, question), answered in pool.run(answer, self._worthwhile(known)):
+            self.opening -= isinstance(question, Family)
+            if isinstance(answered, Opened):
+                self._take_opened(question, answered)
+            elif isinstance(answered, dict):
+                journal.write(answered)
+                self._take(question, answered)
+            elif isinstance(question, Family):  # its worker is lost: what its plans are is not known
+                assert isinstance(answered, WorkerLostError), "an opened family is an answer"
+                raise answered
+            else:
                 self.lost += 1
-                continue
-            journal.write(answer)
-            self._take(candidate, answer)
-            self.progress("simulations", done, len(self.candidates))
-        self.progress("simulations", len(self.candidates), len(self.candidates))
+            self._tell()
+        self._tell()
 
-    def _take(self, candidate: Candidate, answer: dict[str, Any]) -> None:
-        if "error" in answer:
-            self.too_large += answer["error"] == "memory"
-            self.invalid += answer["error"] != "memory"
+    def _worthwhile(self, known: Mapping[str, dict[str, Any]]) -> Iterator[Any]:
+        """What to ask next; while only an answer can tell, :data:`~simpar.search.workers.LATER`."""
+        while self.queue or self.opening:
+            if not self.queue:
+                yield LATER
+                continue
+            item = heappop(self.queue)[-1]
+            if self._hopeless(item):
+                self.pruned += item.plans
+            elif isinstance(item, Family):
+                self.opening += 1
+                yield self._tokens[item.cluster], item._replace(limit_s=self._limit_s(item.cluster))
+            elif (record := known.get(_key(item.cluster, item.fields))) is not None:
+                self.resumed += 1
+                self._take(item, record)
+            else:
+                yield self._tokens[item.cluster], item._replace(worth_s=self._worth_s(item.cluster))
+
+    def _take_opened(self, family: Family, opened: Opened) -> None:
+        """Queues the plans of a family; what is now known of the others replaces what was known of it."""
+        self.opened += 1
+        self.bounded += opened.bounded
+        self.invalid += opened.invalid - family.outlook.invalid
+        self.too_large += opened.too_large - family.outlook.too_large
+        self.pruned += opened.pruned
+        for fields, bound in opened.plans:
+            self._queue(Candidate(family.cluster, fields, bound))
+
+    def _take(self, candidate: Candidate, record: dict[str, Any]) -> None:
+        if "error" in record:
+            self.too_large += record["error"] == "memory"
+            self.invalid += record["error"] != "memory"
             return
-        self.found.append(Found(**answer, bound_s=candidate.bound.step_s))
+        self.found.append(Found(**record, bound_s=candidate.bound.step_s))
         self.found.sort(key=lambda one: (one.step_time_s, one.memory_bytes, str(one.plan)))
 
-    def _hopeless(self, candidate: Candidate) -> bool:
+    def _hopeless(self, item: Family | Candidate) -> bool:
         """Whether enough plans are surely faster and, if the front is asked for, one is better in everything."""
-        if not self.prune:
-            return False
-        if candidate.bound.step_s <= self._slowest_top_s(candidate.cluster):
+        if not self.prune or item.bound.step_s <= self._slowest_top_s(item.cluster):
             return False
         if not self.whole_front:
             return True
-        cluster = self.jobs[candidate.cluster].cluster
+        cluster = self.jobs[item.cluster].cluster
         goals = (
-            candidate.bound.step_s,
-            candidate.bound.memory_bytes,
+            item.bound.step_s,
+            item.bound.memory_bytes,
             cluster.gpus,
-            _price(cluster, candidate.bound.step_s) or 0.0,
+            _price(cluster, item.bound.step_s) or 0.0,
         )
         return any(all(a <= b for a, b in zip(one.goals, goals, strict=True)) for one in pareto(self.found))
 
@@ -249,8 +258,18 @@ class _Hunt:
         times = [one.step_time_s for one in self.found if one.cluster == cluster][: self.top]
         return times[-1] if len(times) == self.top else inf
 
+    def _limit_s(self, cluster: int) -> float:
+        """The step time beyond which a plan is of no interest, whatever else is good about it."""
+        return self._slowest_top_s(cluster) if self.prune and not self.whole_front else inf
+
     def _worth_s(self, cluster: int) -> float:
         return inf if self.whole_front else self._slowest_top_s(cluster)
+
+    def _tell(self) -> None:
+        """Says how many plans are decided: all but those that may still be among the best."""
+        limits = [self._limit_s(number) for number in range(len(self.jobs))]
+        open_ = sum(item.plans for *_, item in self.queue if item.bound.step_s <= limits[item.cluster])
+        self.progress("plans", self.enumerated - open_, self.enumerated)
 
     def _shown(self) -> tuple[Found, ...]:
         """What was found; intervals that only some orders of simulating leave behind are dropped."""
@@ -269,6 +288,9 @@ class _Hunt:
             simulated=len(self.found),
             resumed=self.resumed,
             lost=self.lost,
+            families=self.families,
+            opened=self.opened,
+            bounded=self.bounded,
         )
         return SearchResult(self._shown(), counts, self.top, self.jobs, self.whole_front or not self.prune)
 
@@ -277,68 +299,5 @@ def _key(cluster: int, fields: Mapping[str, Any]) -> str:
     return f"{cluster} {sorted(fields.items())}"
 
 
-def _capacity_bytes(cluster: Cluster) -> int:
-    """Memory of the roomiest device."""
-    return max(device.memory_bytes for device in cluster.devices)
-
-
 def _price(cluster: Cluster, step_s: float) -> float | None:
     return cost(cluster, step_s=step_s, busy_fraction=0.0, step_tokens=1).step_price
-
-
-# ---- in a worker ----------------------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=16)  # a worker answers for the same few jobs again and again
-def _opened(token: bytes) -> tuple[Job, Bounds]:
-    job, axes = pickle.loads(token)
-    return job, Bounds(job.model, job.cluster, axes, job.plan.collective_algorithm)
-
-
-def bound_plans(task: tuple[bytes, int, list[dict[str, Any]]]) -> list[Bound | None]:
-    """Bounds of plans by their fields; None for one that breaks a rule."""
-    token, _, some = task
-    job, bounds = _opened(token)
-    return [_bound(job, bounds, fields) for fields in some]
-
-
-def _bound(job: Job, bounds: Bounds, fields: dict[str, Any]) -> Bound | None:
-    try:
-        # a plan that breaks a rule of its own is found out when it is simulated: to check each would take the most time
-        return bounds.of(job.plan.model_copy(update=fields))
-    except (SimparError, ValueError):
-        return None
-
-
-def simulate_plan(task: tuple[bytes, Candidate]) -> dict[str, Any]:
-    """The record of a simulated plan; ``error`` is ``memory`` for one that does not fit, else a broken rule."""
-    token, candidate = task
-    base, _ = _opened(token)
-    record = {"plan": candidate.fields, "cluster": candidate.cluster}
-    try:
-        job = base.replace(plan=base.plan.replace(**candidate.fields))
-        capacity = _capacity_bytes(job.cluster)
-        if candidate.bound.memory_bytes > _SURE * capacity and _peak_bytes(job) > capacity:
-            return {**record, "error": "memory"}
-        result = simulate(job, allow_oom=True)
-    except (SimparError, ValueError) as error:
-        return {**record, "error": str(error)}
-    if not result.fits:
-        return {**record, "error": "memory"}
-    low_s, high_s = result.step_time_interval() if result.step_time_s <= candidate.worth_s else (None, None)
-    return {
-        **record,
-        "step_time_s": result.step_time_s,
-        "low_s": low_s,
-        "high_s": high_s,
-        "memory_bytes": result.peak_memory_bytes,
-        "gpus": job.cluster.gpus,
-        "tokens_per_s": result.tokens_per_s,
-        "mfu": result.mfu,
-        "cost_per_step": result.cost().step_price,
-    }
-
-
-def _peak_bytes(job: Job) -> int:
-    layout = lay_out(job.plan, job.model, job.cluster)
-    return max(footprint.peak_bytes for footprint in footprints(lower(job.model, job.cluster, layout)))

@@ -8,10 +8,11 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from simpar.model.transformer import Transformer
 from simpar.plan.layout import Layout, Model
-from simpar.plan.plan import Plan
+from simpar.program.ir import Block, host_launches
 from simpar.program.place import place
-from simpar.program.unit import Unit
+from simpar.program.unit import Held, Unit
 from simpar.search.blocks import BlockTimes
 from simpar.search.live import Shape
 
@@ -23,19 +24,46 @@ SPREADING = frozenset(
 )
 # Fields that no rule for splitting layers looks at: they scale all layers alike, or none.
 _SCALING = frozenset({"micro_batch", "sequence_parallel"})
+_MOST_UNITS = 32  # kinds that are remembered: those of a family and some more
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Times:
-    """Nanoseconds of units, as sums from the first one up to each; shape (units + 1,).
+    """Nanoseconds of one pass of each unit, as sums from the first one up to each; shape (units + 1,).
 
     Attributes:
-        alone, calm, kernels: as in :class:`~simpar.search.blocks.BlockTime`.
+        units: in order.
+        parts: which of a unit's blocks make up the pass.
+        blocks: asked for times.
     """
 
-    alone: IntArray
-    calm: IntArray
-    kernels: IntArray
+    units: tuple[Unit, ...]
+    parts: tuple[str, ...]
+    blocks: BlockTimes
+
+    @cached_property
+    def alone(self) -> IntArray:
+        """As in :meth:`~simpar.search.blocks.BlockTimes.alone_ns`."""
+        return self._sums(self.blocks.alone_ns)
+
+    @cached_property
+    def calm(self) -> IntArray:
+        """As in :meth:`~simpar.search.blocks.BlockTimes.calm_ns`."""
+        return self._sums(self.blocks.calm_ns)
+
+    @cached_property
+    def kernels(self) -> IntArray:
+        """As in :meth:`~simpar.search.blocks.BlockTimes.kernels_ns`."""
+        return self._sums(self.blocks.kernels_ns)
+
+    def _sums(self, of: Callable[[Block], int]) -> IntArray:
+        return sums(self.units, lambda unit: sum(of(getattr(unit, part)) for part in self.parts))
+
+
+def sums(units: tuple[Unit, ...], of: Callable[[Unit], int]) -> IntArray:
+    """A property of units, as sums from the first one up to each; shape (units + 1,)."""
+    known = {unit: of(unit) for unit in dict.fromkeys(units)}
+    return np.array([0, *(known[unit] for unit in units)], np.int64).cumsum()
 
 
 @dataclass(frozen=True)
@@ -52,16 +80,18 @@ class Units:
 
     @cached_property
     def trained(self) -> IntArray:
-        """Parameters of a rank that get a gradient, before ZeRO shards them.
+        """Parameters of a rank that get a gradient, before ZeRO shards them; without experts."""
+        return sums(self.units, lambda unit: unit.trained.dense)
 
-        Without experts, whose other groups may be faster and shard their states further: a bound may leave them out.
-        """
-        return self._sums(lambda unit: unit.trained.dense)
+    @cached_property
+    def trained_experts(self) -> IntArray:
+        """Those of experts, which other ranks hold and shard."""
+        return sums(self.units, lambda unit: unit.trained.experts)
 
     @cached_property
     def activations(self) -> IntArray:
         """Bytes kept from forward to backward."""
-        return self._sums(lambda unit: unit.activation_bytes)
+        return sums(self.units, lambda unit: unit.activation_bytes)
 
     @cached_property
     def transient(self) -> IntArray:
@@ -76,35 +106,26 @@ class Units:
     @cached_property
     def forward(self) -> Times:
         """The forward pass."""
-        return self._times("forward")
+        return Times(self.units, ("forward",), self.blocks)
 
     @cached_property
-    def backward(self) -> Times:
+    def whole_backward(self) -> Times:
         """The backward pass."""
-        return self._times("backward")
+        return Times(self.units, ("backward",), self.blocks)
 
     @cached_property
     def split_backward(self) -> Times:
         """The two halves of a backward pass that is split."""
-        inputs, weights = self._times("backward_input"), self._times("backward_weight")
-        return Times(*(getattr(inputs, name) + getattr(weights, name) for name in Times.__slots__))
+        return Times(self.units, ("backward_input", "backward_weight"), self.blocks)
+
+    def backward(self, shape: Shape) -> Times:
+        """The backward pass, in halves where a schedule has them apart."""
+        return self.split_backward if shape.splits_backward else self.whole_backward
 
     @cached_property
     def launches(self) -> IntArray:
         """Calls that the host issues for both passes."""
-        return self._sums(lambda unit: self.blocks.of(unit.forward).launches + self.blocks.of(unit.backward).launches)
-
-    def _times(self, part: str) -> Times:
-        found = {unit: self.blocks.of(getattr(unit, part)) for unit in dict.fromkeys(self.units)}
-        return Times(
-            self._sums(lambda unit: found[unit].alone_ns),
-            self._sums(lambda unit: found[unit].calm_ns),
-            self._sums(lambda unit: found[unit].kernels_ns),
-        )
-
-    def _sums(self, of: Callable[[Unit], int]) -> IntArray:
-        known = {unit: of(unit) for unit in dict.fromkeys(self.units)}
-        return np.array([0, *(known[unit] for unit in self.units)], np.int64).cumsum()
+        return sums(self.units, lambda unit: host_launches(unit.forward.body) + host_launches(unit.backward.body))
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,13 +157,19 @@ class Cut:
 
     @cached_property
     def trained(self) -> IntArray:
-        """Per virtual stage, its parameters that get a gradient."""
+        """Per virtual stage, its parameters that get a gradient, without experts."""
         return self.total(self.units.trained)
 
     @cached_property
-    def trained_per_rank(self) -> list[int]:
+    def trained_experts(self) -> IntArray:
+        """Those of experts."""
+        return self.total(self.units.trained_experts)
+
+    @cached_property
+    def trained_per_rank(self) -> list[Held]:
         """Per pipeline rank, its parameters that get a gradient."""
-        return [int(count) for count in self.per_rank(self.trained)]
+        dense, experts = self.per_rank(self.trained), self.per_rank(self.trained_experts)
+        return [Held(*counts) for counts in zip(dense.tolist(), experts.tolist(), strict=True)]
 
     @cached_property
     def activations_per_rank(self) -> IntArray:
@@ -157,27 +184,38 @@ class Cut:
         np.maximum.at(most, shape.rank, held)
         return most
 
-    @cached_property
+    @property
     def forward(self) -> Times:
-        """Per virtual stage, the forward pass."""
-        return self._total(self.units.forward)
+        """The forward pass."""
+        return self.units.forward
 
-    @cached_property
+    @property
     def backward(self) -> Times:
-        """Per virtual stage, the backward pass, in halves where the schedule has them apart."""
-        return self._total(self.units.split_backward if self.shape.splits_backward else self.units.backward)
+        """The backward pass, in halves where the schedule has them apart."""
+        return self.units.backward(self.shape)
 
-    def pieces(self, rank: int) -> Counter[tuple[int, bool]]:
+    def before(self, times: IntArray) -> IntArray:
+        """Per virtual stage, what a column of sums adds up to before it in its model."""
+        return self._repeated(times[self.edges[:-1]])
+
+    def trained_of(self, stage: int) -> Held:
+        """Parameters of a virtual stage that get a gradient."""
+        return Held(int(self.trained[stage]), int(self.trained_experts[stage]))
+
+    def units_of(self, rank: int) -> list[Unit]:
+        """The units of a pipeline rank."""
+        depth = len(self.edges) - 1
+        stages = [int(stage) % depth for stage in np.flatnonzero(self.shape.rank_of_stage == rank)]
+        return [unit for stage in stages for unit in self.units.units[self.edges[stage] : self.edges[stage + 1]]]
+
+    def pieces(self, rank: int) -> Counter[tuple[Held, bool]]:
         """How often a rank holds units of so many trained parameters, and whether as the last of a chunk."""
-        found: Counter[tuple[int, bool]] = Counter()
+        found: Counter[tuple[Held, bool]] = Counter()
         depth = len(self.edges) - 1
         for stage in np.flatnonzero(self.shape.rank_of_stage == rank):
             first, end = (int(edge) for edge in self.edges[stage % depth :][:2])
-            found.update((self.units.units[i].trained.dense, i == end - 1) for i in range(first, end))
+            found.update((self.units.units[i].trained, i == end - 1) for i in range(first, end))
         return found
-
-    def _total(self, times: Times) -> Times:
-        return Times(self.total(times.alone), self.total(times.calm), self.total(times.kernels))
 
     def _repeated(self, values: IntArray) -> IntArray:
         copies = self.shape.schedule.copies
@@ -185,44 +223,53 @@ class Cut:
 
 
 class Cutter:
-    """Cuts one model for plans that differ only in the given axes."""
+    """Cuts one model for plans that differ only in the given axes; best asked for plans of one family in a row."""
 
     def __init__(self, model: Model, axes: Sequence[str], blocks: BlockTimes) -> None:
         self._model = model
         self._axes = tuple(axis for axis in axes if axis not in SPREADING)
         self._blocks = blocks
+        self._ties_ends = isinstance(model, Transformer) and model.tied_embeddings
         self._units: dict[tuple[object, ...], Units] = {}
         self._edges: dict[tuple[object, ...], tuple[IntArray, int]] = {}
-        self._last: tuple[tuple[object, ...], Cut] | None = None
+        self._layout: Layout | None = None  # the last one, and what its plan is among the axes
+        self._kind: tuple[object, ...] = ()
+        self._last: Cut | None = None  # plans that differ in their ZeRO stage share it
 
-    def cut(self, plan: Plan, layout: Layout, shape: Shape) -> Cut:
-        """The units of a plan, cut into the virtual stages of its schedule.
+    def cut(self, layout: Layout, shape: Shape) -> Cut:
+        """The units of a plan, cut into virtual stages.
 
         Raises:
             PlanError: the layers cannot be split so.
         """
-        kind = tuple([getattr(plan, axis) for axis in self._axes])
-        key = (kind, plan.zero == 3, layout.tokens, id(shape))
-        if self._last is None or self._last[0] != key:
-            self._last = key, self._cut(plan, layout, shape, kind)
-        return self._last[1]
-
-    def _cut(self, plan: Plan, layout: Layout, shape: Shape, kind: tuple[object, ...]) -> Cut:
-        schedule = shape.schedule
+        if layout is not self._layout:
+            self._layout, self._kind = layout, tuple([getattr(layout.plan, axis) for axis in self._axes])
+        plan, schedule = layout.plan, shape.schedule
         by_position = plan.recompute_layers is not None  # then what a layer recomputes depends on the stage
-        ends_meet = schedule.rank_of_stage[0] == schedule.rank_of_stage[-1]
-        key = (kind, plan.zero == 3, ends_meet, schedule.depth if by_position else 0)
-        spread = (schedule.depth, *[getattr(plan, axis) for axis in self._axes if axis not in _SCALING])
+        ends_meet = self._ties_ends and schedule.rank_of_stage[0] == schedule.rank_of_stage[-1]
+        key = (self._kind, plan.zero == 3, ends_meet, schedule.depth if by_position else 0)
+        spread = (schedule.depth, *self._split(layout))
         units, found = self._units.get(key), self._edges.get(spread)
         narrowed = max(layout.tokens // (plan.tp if plan.sequence_parallel else 1), 1)
         if units is None or found is None:
             chunks, boundaries = place(self._model, layout, schedule)
             chunks = chunks[: schedule.depth]
             if units is None:
+                if len(self._units) >= _MOST_UNITS:
+                    self._units.clear()
                 units = Units(tuple(p.unit for chunk in chunks for p in chunk), self._blocks)
                 self._units[key] = units
             if found is None:
                 edges = np.cumsum([0, *map(len, chunks)])
                 found = self._edges[spread] = edges, min(boundaries) // narrowed
-        edges, per_token = found
-        return Cut(units, edges, per_token * narrowed, shape)
+        last = self._last
+        if last is None or last.units is not units or last.shape is not shape:
+            last = self._last = Cut(units, found[0], found[1] * narrowed, shape)
+        return last
+
+    def _split(self, layout: Layout) -> tuple[object, ...]:
+        """What decides how layers are split: an even rule looks at no cost, the others at that of every layer."""
+        if layout.layer_split == "uniform" or isinstance(layout.layer_split, tuple):
+            return layout.layer_split, layout.precision
+        costs = [getattr(layout.plan, axis) for axis in self._axes if axis not in _SCALING]
+        return *costs, tuple([device.name for device in layout.stage_devices])

@@ -13,6 +13,7 @@ from simpar.errors import JobError
 T = TypeVar("T")
 R = TypeVar("R")
 
+LATER: Any = object()  # in place of a task: there is none at the moment
 ATTEMPTS = 3  # times that a task may take its worker down with it, alone
 # How executors say that a worker is gone: their own classes of these names, without importing them.
 _DEATHS = frozenset({"KilledWorker", "CommClosedError", "FutureCancelledError", "LostDependency"})
@@ -53,12 +54,12 @@ class Workers:
     def run(self, function: Callable[[T], R], tasks: Iterable[T]) -> Generator[tuple[T, "R | WorkerLostError"]]:
         """Calls ``function`` with each task; yields task and answer as they come.
 
-        Tasks are taken from their iterator only when one can run, so that it may react to earlier answers. A task that
-        takes its worker down is tried again, alone in a process; the third time its answer is a
-        :class:`WorkerLostError`.
+        Tasks are taken from their iterator only when one can run, so that it may react to earlier answers; where it has
+        none before another answer is in, it gives :data:`LATER`. A task that takes its worker down is tried again,
+        alone in a process; the third time its answer is a :class:`WorkerLostError`.
         """
         if self._given is None and self._processes == 1:
-            yield from ((task, function(task)) for task in tasks)
+            yield from ((task, function(task)) for task in tasks if task is not LATER)
             return
         waiting, running = iter(tasks), dict[Future[R], T]()
         try:
@@ -97,6 +98,8 @@ class Workers:
             try:
                 task = next(waiting)
             except StopIteration:
+                break
+            if task is LATER:
                 break
             try:
                 running[self._executor().submit(function, task)] = task

@@ -95,7 +95,7 @@ class Prices:
         self._machine = machine
         self._program = program
         self._ranks = sorted(ranks)
-        self._costs = Costs(machine.cluster, program.algorithm, self._ranks)
+        self._costs = Costs(machine.cluster, program.algorithm, self._ranks, guests=program.guests)
         self._first = {self._costs.kind_of(rank): rank for rank in reversed(self._ranks)}
         self._device: dict[Placed, int] = {}
         self._hosted: dict[Placed, int] = {}
@@ -206,5 +206,6 @@ class Prices:
         return [RankProgram(rank, 0, 1, (), (collective,)) for rank in members]
 
     def _run(self, ranks: list[RankProgram], *, launch_s: float) -> Trace:
-        program = Program(ranks=tuple(ranks), launch_s=launch_s, algorithm=self._program.algorithm)
+        whole = self._program
+        program = Program(ranks=tuple(ranks), launch_s=launch_s, algorithm=whole.algorithm, guests=whole.guests)
         return execute(program, self._machine.cluster)

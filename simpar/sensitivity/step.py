@@ -42,7 +42,10 @@ class Dependence:
         self.step_ns = result.trace.step_ns
         # a trace may cover several steps
         self._of_a_step = result.step_time_s / result.trace.step_s if result.trace.step_ns else 0.0
-        self.machine = Machine(result.job.cluster, self.steps.program.launch_s)
+        program, cluster = self.steps.program, result.job.cluster
+        if program.placement is not None:
+            cluster = cluster.replace(placement=program.placement)
+        self.machine = Machine(cluster, program.launch_s)
         self.prices = self._prices(self.machine)
         self.weights: Weights = weigh(self.steps, self.prices)
 

@@ -62,8 +62,11 @@ def _divided(value: "float | dict[str, float]", steps: int) -> "float | dict[str
 
 def breakdown(trace: Trace) -> tuple[RankTime, ...]:
     """The time of every simulated rank, in lane order."""
-    ranks = dict.fromkeys(lane.rank for lane in trace.lanes)
-    return tuple(_rank_time(trace, rank) for rank in ranks)
+    rows = trace.spans.rows_by_lane(len(trace.lanes))
+    ranks: dict[int, dict[int, IntColumn]] = {}
+    for index, lane in enumerate(trace.lanes):
+        ranks.setdefault(lane.rank, {})[index] = rows[index]
+    return tuple(_rank_time(trace, lanes) for lanes in ranks.values())
 
 
 def bubble_fraction(trace: Trace) -> float:
@@ -73,16 +76,15 @@ def bubble_fraction(trace: Trace) -> float:
     return sum(t.bubble_s * t.replicas for t in times) / (total * trace.step_s) if trace.step_ns else 0.0
 
 
-def _rank_time(trace: Trace, rank: int) -> RankTime:
+def _rank_time(trace: Trace, lanes: dict[int, IntColumn]) -> RankTime:
+    """The time of the rank with these lanes, each with its rows."""
     spans, details = trace.spans, trace.details
     assert details is not None, "a breakdown needs the details that the engine records"
-    lanes = [i for i, lane in enumerate(trace.lanes) if lane.rank == rank]
     compute_lane = next(i for i in lanes if trace.lanes[i].stream == _COMPUTE)
-    lane = trace.lanes[compute_lane]
-    mine = np.flatnonzero(spans.lane == compute_lane)
+    lane, mine = trace.lanes[compute_lane], lanes[compute_lane]
     busy: dict[str, int] = dict.fromkeys(KERNEL_KINDS, 0)
     optimizer = interference = 0
-    exposed, hidden = _communication(trace, rank, compute_lane, mine)
+    exposed, hidden = _communication(trace, lanes, compute_lane)
     for template, count, gpu_ns, is_optimizer in _templates(trace, mine):
         made = details.templates[template]
         kernels = {kind: made.busy_ns.get(kind, 0) * count for kind in KERNEL_KINDS}
@@ -102,7 +104,7 @@ def _rank_time(trace: Trace, rank: int) -> RankTime:
     counted = sum(busy.values()) + optimizer + interference + host_wait + sum(exposed.values())
     return RankTime(
         stage=lane.stage,
-        rank=rank,
+        rank=lane.rank,
         replicas=lane.replicas,
         compute_s={kind: duration * 1e-9 for kind, duration in busy.items() if duration},
         optimizer_s=optimizer * 1e-9,
@@ -148,7 +150,7 @@ def _stream(lane: Lane) -> str:
 
 
 def _communication(
-    trace: Trace, rank: int, compute_lane: int, compute_rows: IntColumn
+    trace: Trace, lanes: dict[int, IntColumn], compute_lane: int
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Nanoseconds of communication that the compute lane waits for, and that it does not, by stream.
 
@@ -157,17 +159,17 @@ def _communication(
     communicates.
     """
     spans = trace.spans
-    gaps = lane_gaps(spans.start_ns[compute_rows], spans.end_ns[compute_rows], trace.step_ns)
-    cause = np.append(spans.predecessor[compute_rows], NONE)
+    gaps = lane_gaps(*spans.times(lanes[compute_lane]), trace.step_ns)
+    cause = np.append(spans.predecessor[lanes[compute_lane]], NONE)
     causing_lane = np.array([NONE if row == NONE else spans.lane[row] for row in cause], np.int64)
     exposed: dict[str, int] = {}
     hidden: dict[str, int] = {}
     after = gaps[-1:]
-    for index, lane in enumerate(trace.lanes):
-        rows = np.flatnonzero(spans.lane == index)
-        if lane.rank != rank or index == compute_lane or lane.stream in MESSAGES or not len(rows):
+    for index, rows in lanes.items():
+        lane = trace.lanes[index]
+        if index == compute_lane or lane.stream in MESSAGES or not len(rows):
             continue
-        busy = intervals(spans.start_ns[rows], spans.end_ns[rows])
+        busy = intervals(*spans.times(rows))
         waited = overlap_ns(busy, gaps[causing_lane == index]) + overlap_ns(busy, after)
         pieces, _, covered = split(after, busy)
         after = pieces[~covered]
@@ -177,7 +179,7 @@ def _communication(
     is_message = np.array([row != NONE and spans.kind[row] == _P2P for row in cause], np.bool_)
     if is_message.any():
         messages = cause[is_message]
-        arriving = intervals(spans.start_ns[messages], spans.end_ns[messages])
+        arriving = intervals(*spans.times(messages))
         waited = overlap_ns(arriving, gaps[is_message])
         name = communicator(trace.lanes[spans.lane[messages[0]]].stream)
         exposed[name] = exposed.get(name, 0) + waited

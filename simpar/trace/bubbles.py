@@ -7,7 +7,7 @@ waits for another stage). Inside an operation, a gap between its kernels belongs
 meanwhile, and else to the host, which has launched nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,12 +63,14 @@ class _Piece:
 
 def bubbles(trace: Trace) -> Bubbles:
     """Every gap between the operations of every compute lane, from 0 to the end of the step."""
-    return _columns([piece for lane in compute_lanes(trace) for piece in _between(trace, lane)])
+    lanes, of_rank = trace.spans.rows_by_lane(len(trace.lanes)), _lanes_of_rank(trace)
+    return _columns([piece for lane in compute_lanes(trace) for piece in _between(trace, lanes, of_rank, lane)])
 
 
 def inner_bubbles(trace: Trace, kernels: Spans) -> Bubbles:
     """Every gap between the ``kernels`` of an operation, for operations that have any."""
-    return _columns([piece for lane in compute_lanes(trace) for piece in _inside(trace, kernels, lane)])
+    lanes, of_rank = kernels.rows_by_lane(len(trace.lanes)), _lanes_of_rank(trace)
+    return _columns([p for lane in compute_lanes(trace) for p in _inside(trace, kernels, lanes, of_rank, lane)])
 
 
 def compute_lanes(trace: Trace) -> list[int]:
@@ -83,17 +85,27 @@ def lane_gaps(start: IntColumn, end: IntColumn, step_ns: int) -> Intervals:
     return edges.reshape(-1, 2)
 
 
-def _between(trace: Trace, compute: int) -> Iterator[_Piece]:
-    spans = trace.spans
-    rows = np.flatnonzero(spans.lane == compute)
-    gaps = lane_gaps(spans.start_ns[rows], np.maximum.accumulate(spans.end_ns[rows]), trace.step_ns)
+def _lanes_of_rank(trace: Trace) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for index, lane in enumerate(trace.lanes):
+        found.setdefault(lane.rank, []).append(index)
+    return found
+
+
+def _between(
+    trace: Trace, lanes: Sequence[IntColumn], of_rank: Mapping[int, Sequence[int]], compute: int
+) -> Iterator[_Piece]:
+    spans, rows = trace.spans, lanes[compute]
+    own = of_rank[trace.lanes[compute].rank]
+    start, end = spans.times(rows)
+    gaps = lane_gaps(start, np.maximum.accumulate(end), trace.step_ns)
     cause = np.append(spans.predecessor[rows], NONE)
     causing_lane = np.where(cause == NONE, NONE, spans.lane[cause])
     is_message = (cause != NONE) & (spans.kind[cause] == _P2P)
     left = []
     if is_message.any():
         messages = np.unique(cause[is_message])
-        arriving = intervals(spans.start_ns[messages], spans.end_ns[messages])
+        arriving = intervals(*spans.times(messages))
         exposed, rest = _share(_positive(gaps[is_message]), arriving)
         yield _Piece(exposed, compute, _EXPOSED, int(spans.lane[messages[0]]))
         left.append(rest)
@@ -102,20 +114,19 @@ def _between(trace: Trace, compute: int) -> Iterator[_Piece]:
         yield _Piece(_positive(gaps[:1]), compute, _HOST)
         unknown[0] = False
     idle = _positive(gaps[unknown])
-    for index, lane in enumerate(trace.lanes):
-        mine = np.flatnonzero(spans.lane == index)
-        if lane.rank != trace.lanes[compute].rank or index == compute or not len(mine):
+    for index in own:
+        if index == compute or not len(lanes[index]):
             continue
-        busy = intervals(spans.start_ns[mine], spans.end_ns[mine])
+        busy = intervals(*spans.times(lanes[index]))
         ended_by = (causing_lane == index) & ~is_message
         exposed, rest = _share(_positive(gaps[ended_by]), busy)
         left.append(rest)
         yield _Piece(exposed, compute, _EXPOSED, index)
-        if lane.stream not in MESSAGES:
+        if trace.lanes[index].stream not in MESSAGES:
             exposed, idle = _share(idle, busy)
             yield _Piece(exposed, compute, _EXPOSED, index)
-    elsewhere = np.array([lane.rank != trace.lanes[compute].rank for lane in trace.lanes])
-    foreign = (cause != NONE) & ~is_message & (elsewhere[causing_lane] | (causing_lane == compute))
+    elsewhere = ~np.isin(causing_lane, own)
+    foreign = (cause != NONE) & ~is_message & (elsewhere | (causing_lane == compute))
     left += [idle, _positive(gaps[foreign])]
     yield from _by_place(spans, rows, compute, np.concatenate(left))
 
@@ -124,7 +135,7 @@ def _by_place(spans: Spans, rows: IntColumn, compute: int, idle: Intervals) -> I
     """What is left of the gaps, by whether the pipeline fills, runs or drains."""
     forward, backward = rows[spans.kind[rows] == _FORWARD], rows[spans.kind[rows] == _BACKWARD]
     filled = int(spans.start_ns[backward].min()) if len(backward) else 0
-    drains = int(spans.end_ns[forward].max()) if len(forward) else 0
+    drains = int(spans.times(forward)[1].max()) if len(forward) else 0
     fills = idle[:, 0] < filled
     draining = ~fills & (idle[:, 0] >= drains) & bool(len(forward))
     yield _Piece(idle[fills], compute, _WARM_UP)
@@ -132,22 +143,23 @@ def _by_place(spans: Spans, rows: IntColumn, compute: int, idle: Intervals) -> I
     yield _Piece(idle[~fills & ~draining], compute, _DEPENDENCY)
 
 
-def _inside(trace: Trace, kernels: Spans, compute: int) -> Iterator[_Piece]:
+def _inside(
+    trace: Trace, kernels: Spans, lanes: Sequence[IntColumn], of_rank: Mapping[int, Sequence[int]], compute: int
+) -> Iterator[_Piece]:
     spans = trace.spans
-    mine = np.flatnonzero((kernels.lane == compute) & (kernels.parent >= 0))
+    mine = lanes[compute][kernels.parent[lanes[compute]] >= 0]
     operations = np.unique(kernels.parent[mine])
     operations = operations[spans.lane[operations] == compute]
     if not len(operations):
         return
-    busy = intervals(kernels.start_ns[mine], kernels.end_ns[mine])
-    whole = np.stack([spans.start_ns[operations], spans.end_ns[operations]], axis=1)
+    busy = intervals(*kernels.times(mine))
+    whole = np.stack(spans.times(operations), axis=1)
     order = np.argsort(whole[:, 0], kind="stable")
     idle, of, running = split(whole[order], busy)
     idle, parent = idle[~running], operations[order][of[~running]]
-    for index, lane in enumerate(trace.lanes):
-        theirs = np.flatnonzero(kernels.lane == index)
-        if lane.rank == trace.lanes[compute].rank and index != compute and len(theirs):
-            pieces, gap, waited = split(idle, intervals(kernels.start_ns[theirs], kernels.end_ns[theirs]))
+    for index in of_rank[trace.lanes[compute].rank]:
+        if index != compute and len(lanes[index]):
+            pieces, gap, waited = split(idle, intervals(*kernels.times(lanes[index])))
             yield _Piece(pieces[waited], compute, _EXPOSED, index, parent[gap[waited]])
             idle, parent = pieces[~waited], parent[gap[~waited]]
     yield _Piece(idle, compute, _HOST, NONE, parent)

@@ -18,7 +18,7 @@ import numpy as np
 from simpar import __version__
 from simpar.errors import SimparError
 from simpar.trace.trace import KINDS, MEMORY_CATEGORIES, IntColumn, Spans, Trace
-from simpar.trace.utilisation import busy_share
+from simpar.trace.utilisation import busy_share, link_share
 
 MAX_FLOWS = 20_000
 """Arrows in a Perfetto file; viewers become slow with more, and nobody follows them."""
@@ -220,8 +220,9 @@ def crossings(trace: Trace) -> tuple[IntColumn, IntColumn]:
 def counters(trace: Trace, tables: tuple[Spans, ...]) -> Iterator[tuple[str, int, int, float]]:
     """Values that change in the course of a step: name, rank, time (ns) and value.
 
-    Memory is in bytes by category, at each change; links are, by the spans of ``tables``, the per cent of a bin of time
-    in which the streams of a communicator carry something, on the mean of all ranks, and are told at the first rank.
+    Memory is in bytes by category, at each change; links are, by the spans of ``tables``, the per cent of its links'
+    capacity that a communicator uses in a bin of time, or where nobody knows that of the time in which it carries
+    something; on the mean of all ranks, told at the first one.
     """
     held: dict[tuple[int, str], int] = {}
     memory = trace.memory
@@ -234,10 +235,15 @@ def counters(trace: Trace, tables: tuple[Spans, ...]) -> Iterator[tuple[str, int
         return
     first = min((lane.stage, lane.rank) for lane in trace.lanes)[1]
     edges = np.linspace(0, trace.step_ns, _LINK_BINS + 1).astype(np.int64)
-    for name, share in busy_share(tables, trace.lanes, edges).items():
+    use = trace.link_s_per_byte()
+    if use is None:
+        word, shares = "busy", busy_share(tables, trace.lanes, edges)
+    else:
+        word, shares = "used", link_share(tables, trace.lanes, edges, use)
+    for name, share in shares.items():
         if share.any():
             for time, value in zip(edges[:-1].tolist(), share.tolist(), strict=True):
-                yield f"links busy {name}", first, time, round(100 * value, 2)
+                yield f"links {word} {name}", first, time, round(100 * value, 2)
 
 
 def _counters(trace: Trace, tables: tuple[Spans, ...]) -> Iterator[Event]:

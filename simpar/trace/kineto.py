@@ -58,7 +58,8 @@ def to_kineto(trace: Trace, folder: str | Path) -> list[Path]:
     try:
         made.mkdir()
         for rank in dict.fromkeys(lane.rank for lane in trace.lanes):
-            text = json.dumps(kineto(trace, rank), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+            # a space behind each colon: HolisticTraceAnalysis finds ranks by the text '"rank": 0'
+            text = json.dumps(kineto(trace, rank), separators=(",", ": "), ensure_ascii=False, allow_nan=False)
             write_whole(made / f"rank-{rank}.json.gz", gzip.compress(text.encode(), 9, mtime=0))
         if folder.exists():
             shutil.rmtree(folder)

@@ -86,6 +86,16 @@ class Spans:
         """End of each span on the integer clock."""
         return self.start_ns + self.duration_ns
 
+    def rows_by_lane(self, lanes: int) -> list[IntColumn]:
+        """Rows of each of so many lanes, in order: found at once, since there may be as many lanes as spans."""
+        order = np.argsort(self.lane, kind="stable")
+        return np.split(order, np.searchsorted(self.lane[order], np.arange(1, lanes)))
+
+    def times(self, rows: IntColumn) -> tuple[IntColumn, IntColumn]:
+        """Start and end of some spans."""
+        start = self.start_ns[rows]
+        return start, start + self.duration_ns[rows]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEvents:
@@ -153,6 +163,7 @@ class Trace:
         links: traffic per link.
         details: composition of the operations, for breakdowns that need not expand them.
         expand: makes the kernel spans; use :meth:`kernels`.
+        traffic: tells how hard spans work links; use :meth:`link_s_per_byte`.
     """
 
     step_ns: int
@@ -163,10 +174,19 @@ class Trace:
     links: tuple[LinkUse, ...] = ()
     details: OperationDetails | None = None
     expand: Callable[[], Spans] | None = field(default=None, repr=False, compare=False)
+    traffic: Callable[[], FloatColumn] | None = field(default=None, repr=False, compare=False)
 
     def kernels(self) -> Spans:
         """The children of the operations: every kernel and every collective inside a block, with ``parent`` set."""
         return self.expand() if self.expand is not None else empty_spans()
+
+    def link_s_per_byte(self) -> FloatColumn | None:
+        """Seconds that the busiest link of a lane's transfers needs at its capacity for each byte of a span.
+
+        Returns:
+            Shape (lanes, kinds), 0 where a lane carries nothing of a kind; None of a measured trace: nobody knows.
+        """
+        return self.traffic() if self.traffic is not None else None
 
     def to_perfetto(self, path: "str | Path", *, kernels: bool = False) -> None:
         """Writes the trace for ui.perfetto.dev and chrome://tracing (gzipped if ``path`` ends in .gz)."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 
 from simpar.errors import SimparError
+from simpar.framework.framework import Peak
+from simpar.program.footprint import Footprint
 from simpar.simulation import simulate
 from simpar.units import GIB
 from simpar.validation.jobs import describe
@@ -23,8 +25,7 @@ class Prediction:
         run: what was measured.
         predicted_s: step time; None if the row cannot be simulated.
         interval_s: 80 % interval of the step time.
-        peak_bytes: predicted peak memory of the fullest rank without the driver's context: published peaks are those of
-            the framework's allocator, which does not see it.
+        peak_bytes: predicted peak memory, as the framework of the run counts it (:func:`counted_peak_bytes`).
         refusal: why the row cannot be simulated.
         assumptions: what the source does not say and was assumed.
     """
@@ -61,9 +62,35 @@ def predict(run: Run) -> Prediction:
         run,
         predicted_s=result.step_time_s,
         interval_s=result.step_time_interval(0.8),
-        peak_bytes=max(f.peak_bytes - f.by_category.get("context", 0) for f in result.footprints),
+        peak_bytes=counted_peak_bytes(result.footprints, result.layout.framework.peak, job.cluster.device.memory_bytes),
         assumptions=assumptions,
     )
+
+
+def counted_peak_bytes(footprints: Sequence[Footprint], peak: Peak, memory_bytes: int) -> int:
+    """The peak that a framework's own figure shows.
+
+    Published peaks are those of the framework's allocator, which does not see the driver's context. Some are those of
+    rank 0, whichever rank is fullest. Some count what the allocator reserved; it gives back what no tensor is in
+    before it fails.
+
+    Args:
+        footprints: of all ranks.
+        peak: what the framework counts.
+        memory_bytes: of the device.
+
+    Returns:
+        Bytes.
+    """
+    of = footprints if peak.of == "fullest" else [f for f in footprints if f.stage == 0]
+    return max(_reserved_bytes(f, peak.fragmentation, memory_bytes) for f in of)
+
+
+def _reserved_bytes(footprint: Footprint, fragmentation: float, memory_bytes: int) -> int:
+    context = footprint.by_category.get("context", 0)
+    allocated = footprint.peak_bytes - context
+    reserved = allocated + round(fragmentation * footprint.by_category.get("activations", 0))
+    return max(allocated, min(reserved, memory_bytes - context))
 
 
 def predict_all(

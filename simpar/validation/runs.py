@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 
 from simpar.description import Description
 from simpar.errors import RunsError, SimparError, nearest
+from simpar.reading import read_text
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -118,11 +119,9 @@ def read_runs(path: str | Path) -> tuple[Run, ...]:
         RunsError: the file cannot be read, lacks a column, or a cell is wrong; the message names file, line and column.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = read_text(path)
     except OSError as error:
         raise RunsError(f"{path}: cannot be read ({error.strerror}); give the path of a CSV file") from None
-    except UnicodeDecodeError:
-        raise RunsError(f"{path}: is no text; give the path of a CSV file") from None
     try:
         reader = csv.DictReader(text.splitlines(), strict=True)
         header = [name.strip() for name in reader.fieldnames or ()]

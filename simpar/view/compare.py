@@ -33,6 +33,8 @@ MOST_DIFFERENCES = 14
 """Operations that are drawn, at most: those that differ by the most time."""
 
 _STRIP_PX, _MOST_POINTS = 84, 4000
+_STEPS_PX = 30
+"""Room for two step marks between the legend and the lanes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,11 +116,22 @@ def compare(
         *((Panel("3", _STRIP_PX),) if strip else ()),
         *((Panel("2", BAR_PX * len(shown) + 30),) if shown else ()),
     )
-    lay_out(figure, drawn.shown.lanes, drawn.rows, panels, drawn.unit, drawn.shown.end_ns, drawn.colours)
+    lay_out(
+        figure,
+        drawn.shown.lanes,
+        drawn.rows,
+        panels,
+        drawn.unit,
+        drawn.shown.end_ns,
+        drawn.colours,
+        above_px=_STEPS_PX,
+    )
     figure.update_layout(xaxis={"anchor": "y3" if strip else "y"})
     add_lane_names(figure, drawn.shown.lanes, drawn.rows, drawn.colours)
     for index, (trace, word) in enumerate(zip(drawn.traces, words, strict=True)):
-        edges, lift = (None, 13 * index) if drawn.pairs is not None else (drawn.edges[index], 0)
+        # both texts stand above the same lanes where these are shared
+        lift = 13 * index if drawn.pairs is not None else 0
+        edges = drawn.edges[index]
         add_step_end(figure, trace.step_ns, drawn.unit, drawn.colours, word=word, edges=edges, lift_px=lift)
     if strip:
         _add_strip(figure, drawn)
@@ -165,7 +178,7 @@ def combine(figures: dict[str, go.Figure]) -> go.Figure:
         "xanchor": "right",
         "y": 1,
         "yanchor": "bottom",
-        "pad": {"b": 44},
+        "pad": {"b": 44 + _STEPS_PX},
         "showactive": True,
     }
     combined.update_layout(height=tallest, updatemenus=[menu] if len(figures) > 1 else [])

@@ -12,14 +12,15 @@ from simpar.view.palette import Palette, palette
 from simpar.whatif.comparison import Comparison
 from simpar.whatif.explanation import Explanation
 
-_BAR_PX, _HEAD_PX, _LINE_PX, _WORDS = 26, 96, 19, 150
+_BAR_PX, _HEAD_PX, _LINE_PX, _FIRST_PX, _WORDS = 26, 96, 19, 28, 150
 _NOTABLE = 1e-3  # share of the step below which a bar would not be seen
 
 
 def explanation_figure(found: Explanation, *, dark: bool = False) -> go.Figure:
     """Three panels: the critical path by kind of work, the most that each resource could give, and the elasticities."""
     colours, step_s = palette(dark), found.result.step_time_s or 1.0
-    path = [(name, spent * 1e-9) for name, spent in found.path_ns.items() if spent * 1e-9 > _NOTABLE * step_s]
+    longest = sorted(found.path_ns.items(), key=lambda part: -part[1])
+    path = [(name, spent * 1e-9) for name, spent in longest if spent * 1e-9 > _NOTABLE * step_s]
     rooms = [(room.resource, room.gain_s) for room in found.headroom if room.gain_s > _NOTABLE * step_s]
     steep = sorted(found.sensitivities, key=lambda s: -s.seconds)
     slopes = [(s.parameter.label, s.share) for s in steep if s.share > _NOTABLE]
@@ -111,6 +112,7 @@ def _finished(
     """Title and words above the plot."""
     said = [line for sentence in words for line in wrap(sentence, _WORDS)]
     top = _HEAD_PX + _LINE_PX * (len(said) + lines)
+    whole = top + height + 50
     heading = "<br>".join(escape(part) for part in title.split("<br>"))
     text = "<br>".join(escape(line) for line in said)
     figure.update_layout(
@@ -121,14 +123,14 @@ def _finished(
         title={
             "text": f"<b>{heading}</b><br><span style='font-size:13px;color:{colours.faint}'>{text}</span>",
             "x": 0.02,
-            "y": 1.0,
+            # plotly puts the first of several lines upon this height, and gives them no padding
+            "y": 1.0 - _FIRST_PX / whole,
             "yref": "container",
             "yanchor": "top",
-            "pad": {"t": 16},
             "font": {"size": 16},
         },
         margin={"l": 40, "r": 40, "t": top, "b": 50},
-        height=top + height + 50,
+        height=whole,
     )
     figure.update_xaxes(showgrid=False, automargin=True)
     figure.update_yaxes(automargin=True)

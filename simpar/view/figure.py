@@ -102,12 +102,14 @@ def picture(figure: go.Figure, format_: str) -> bytes:
     """
     try:
         return bytes(figure.to_image(format=format_, width=_PICTURE_PX, scale=1 if format_ in ("svg", "pdf") else 2))
-    except (ImportError, ValueError) as error:
-        if "kaleido" not in str(error).lower():
+    except (ImportError, ValueError, RuntimeError) as error:
+        # which of these plotly raises depends on its version
+        if "requires the kaleido package" in str(error).lower():
+            raise JobError(
+                "pictures need kaleido, which is not installed; pip install 'simpar[images]', or write .html"
+            ) from None
+        if not isinstance(error, RuntimeError):
             raise
-        raise JobError(
-            "pictures need kaleido, which is not installed; pip install 'simpar[images]', or write .html"
-        ) from None
-    except RuntimeError as error:  # kaleido finds no browser
+        # kaleido finds no browser
         reason = str(error).strip().splitlines()[0]
         raise JobError(f"kaleido cannot draw the picture ({reason}); install chromium, or write .html") from None

@@ -15,6 +15,8 @@ FONT = "system-ui, sans-serif"
 _HEADER_PX, _FOOTER_PX = 132, 56
 _SMALL_CHARACTER_PX = 5.9
 _BETWEEN_PX = 46
+HIGHEST = -0.05
+"""Upper end of the lane axis in lane heights; plotly hides a text whose place lies beyond it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,10 @@ def lay_out(  # noqa: PLR0917 - all of them are geometry
     unit: TimeUnit,
     end_ns: int,
     colours: Palette,
+    *,
+    above_px: int = 0,
 ) -> None:
-    """Sets axes, margins and legends; the panels lie below the lanes in the given order."""
+    """Sets axes, margins and legends; panels lie below the lanes in the given order, texts in ``above_px`` above."""
     below_px = sum(panel.height_px + _BETWEEN_PX for panel in panels)
     plot_px = rows.total * rows.unit_px + below_px
     end = end_ns / unit.ns
@@ -53,9 +57,9 @@ def lay_out(  # noqa: PLR0917 - all of them are geometry
         dragmode="pan",
         hovermode="closest",
         hoverlabel={"align": "left", "namelength": -1, "font": {"family": FONT, "size": 12}},
-        height=round(plot_px + _HEADER_PX + _FOOTER_PX),
-        margin={"l": _left_px(lanes, rows), "r": 28, "t": _HEADER_PX, "b": _FOOTER_PX, "pad": 4},
-        legend={**_legend(1.0, 12, colours.text), "itemsizing": "constant"},
+        height=round(plot_px + above_px + _HEADER_PX + _FOOTER_PX),
+        margin={"l": _left_px(lanes, rows), "r": 28, "t": above_px + _HEADER_PX, "b": _FOOTER_PX, "pad": 4},
+        legend={**_legend(1.0 + above_px / plot_px, 12, colours.text), "itemsizing": "constant"},
         xaxis={
             "title": {"text": f"time ({unit.name})", "standoff": 8},
             "range": [-0.004 * end, 1.012 * end],
@@ -69,7 +73,7 @@ def lay_out(  # noqa: PLR0917 - all of them are geometry
         },
         yaxis={
             "domain": [below_px / plot_px, 1.0],
-            "range": [rows.total + 0.05, -0.05],
+            "range": [rows.total - HIGHEST, HIGHEST],
             "tickvals": [float(rows.top[lane] + rows.height[lane] / 2) for lane in shown],
             "ticktext": [rows.label(lanes, lane) for lane in shown],
             "tickfont": {"size": 10, "color": colours.faint},

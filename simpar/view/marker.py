@@ -3,6 +3,7 @@
 import plotly.graph_objects as go
 
 from simpar.view.hover import TimeUnit, step_text
+from simpar.view.layout import HIGHEST
 from simpar.view.palette import Palette
 
 
@@ -36,7 +37,7 @@ def add_step_end(
     figure.add_annotation(
         text=f"{word} {step_text(step_ns)}".strip(),
         x=end,
-        y=top if edges is None else top - 0.08,
+        y=top if edges is None else max(top - 0.08, HIGHEST),
         yref=reference,
         xanchor="right",
         yanchor="bottom",

@@ -63,6 +63,27 @@ class Rows:
             min((above.bottom + below.top) / 2, above.bottom + _GROUP_GAP / 2) for above, below in pairwise(self.groups)
         )
 
+    def stream_stretches(self, lanes: Sequence[Lane]) -> tuple[tuple[float, float], ...]:
+        """Upper and lower edge of what lies below the compute lanes of each group, to be folded away; may be empty."""
+        bottom = self.top + self.height
+        computes = [i for i, lane in enumerate(lanes) if lane.stream == "compute" and np.isfinite(self.top[i])]
+        return tuple(
+            (
+                max((float(bottom[i]) for i in computes if g.top <= self.top[i] < g.bottom), default=g.bottom),
+                g.bottom,
+            )
+            for g in self.groups
+        )
+
+    @property
+    def title_stretches(self) -> tuple[tuple[float, float], ...]:
+        """Upper and lower edge of the groups below each title; empty where another title follows at once."""
+        ends = [*(top for _, top in self.titles), float("inf")][1:]
+        return tuple(
+            (top + _TITLE_GAP, max((g.bottom for g in self.groups if top < g.top < end), default=top + _TITLE_GAP))
+            for (_, top), end in zip(self.titles, ends, strict=True)
+        )
+
     @property
     def unit_px(self) -> float:
         """Pixels per lane height: roomy for few ranks, dense for many."""

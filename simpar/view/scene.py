@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from simpar.trace.bubbles import Bubbles, bubbles, inner_bubbles
 from simpar.trace.critical_path import critical_path
-from simpar.trace.trace import NONE, IntColumn, Lane, Spans, Trace, empty_spans, spans_from_columns
+from simpar.trace.trace import NONE, FloatColumn, IntColumn, Lane, Spans, Trace, empty_spans, spans_from_columns
 from simpar.view.palette import BUBBLES_FROM
 
 MAX_KERNELS = 2_000_000
@@ -35,6 +35,7 @@ class Scene:
         path: the critical path: lane, start and end of each stretch in order of time, shape (n, 3); empty where the
             trace has no predecessors.
         words: per lane, whose it is where scenes are compared ("predicted"); else empty.
+        link_s_per_byte: how hard spans work their links, as :meth:`Trace.link_s_per_byte` gives it; None if unknown.
     """
 
     lanes: tuple[Lane, ...]
@@ -47,6 +48,7 @@ class Scene:
     spans: int
     path: npt.NDArray[np.int64]
     words: tuple[str, ...] = ()
+    link_s_per_byte: FloatColumn | None = None
 
     def where(self, lane: int) -> str:
         """Which lane it is, as text."""
@@ -96,6 +98,7 @@ def scene(trace: Trace) -> Scene:
         end_ns=max(1, trace.step_ns, last),
         spans=shown,
         path=_path(trace),
+        link_s_per_byte=trace.link_s_per_byte(),
     )
 
 

@@ -32,7 +32,7 @@ from simpar.view.palette import BUBBLES_FROM, DRAWN_KINDS, Palette, label, palet
 from simpar.view.rows import Rows, role, who
 from simpar.view.scene import Scene
 
-_SCRIPTS = ("unpack.js", "cut.js", "text.js", "panels.js", "view.js", "hover.js", "page.js")
+_SCRIPTS = ("unpack.js", "cut.js", "text.js", "panels.js", "folds.js", "view.js", "hover.js", "page.js")
 _NOTHING: IntColumn = np.zeros(0, np.int64)
 
 
@@ -199,12 +199,18 @@ def _facts(contents: Contents) -> dict[str, Any]:
                 "rank": lanes[group.lane].rank,
                 "title": role(lanes[group.lane]),
                 "note": who(lanes[group.lane]),
+                "count": lanes[group.lane].replicas,
+                "fold": fold,
             }
-            for group in rows.groups
+            for group, fold in zip(rows.groups, rows.stream_stretches(lanes), strict=True)
         ],
         "rules": rows.rules,
-        "titles": rows.titles,
+        "titles": [
+            {"text": text, "top": top, "fold": fold}
+            for (text, top), fold in zip(rows.titles, rows.title_stretches, strict=True)
+        ],
         "band": contents.band,
+        "linkWord": "busy" if shown.link_s_per_byte is None else "used",
         "steps": [
             {"at": step.at_ns, "label": step.text, "top": step.top, "bottom": step.bottom, "tone": step.tone}
             for step in contents.steps
@@ -224,8 +230,16 @@ def _lane(contents: Contents, index: int) -> dict[str, Any]:
         "where": shown.where(index),
         "rank": lane.rank,
         "replicas": lane.replicas,
+        "use": _use(shown, index) if is_link else [],
         "link": communicator(lane.stream) if is_link else "",
     }
+
+
+def _use(shown: Scene, lane: int) -> list[tuple[int, float]]:
+    """Kinds of a lane's spans with the seconds of its links that each of their bytes takes."""
+    if shown.link_s_per_byte is None:
+        return []
+    return [(int(kind), float(shown.link_s_per_byte[lane, kind])) for kind in shown.link_s_per_byte[lane].nonzero()[0]]
 
 
 def _colours(colours: Palette) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import simpar
 from calibrate.check import CheckError, case_of, cases, check, check_cases, command, run
 from calibrate.check.cases import PLANS, chosen, cluster_of, perceptron_of, plan_of
-from calibrate.check.interval import compute_error, interval_s, link_error, step_error
+from calibrate.check.interval import compute_error, interval_s, link_error, log_error, step_error
 from calibrate.check.pulse import Level, at_level, level, pulse
 from calibrate.check.report import differences, summary, tables, to_dict
 from calibrate.check.run import Outcome, Row, program_of
@@ -238,7 +238,17 @@ def test_interval_of_a_step_is_that_of_its_kernels(profile: Profile) -> None:
     assert 0.05 < sigma < 0.3
     low, high = interval_s(trace, program, cluster)
     assert low * high == pytest.approx(trace.step_s**2)
-    assert np.log(high / low) == pytest.approx(2 * 1.6449 * sigma)
+    assert np.log(high / low) == pytest.approx(2 * 1.6449 * log_error(sigma))
+
+
+@pytest.mark.parametrize("relative", [0.01, 0.5, 7.4])
+def test_a_log_normal_of_that_width_has_that_relative_deviation(relative: float) -> None:
+    # moments by quadrature over a standard normal, not by the closed form
+    z = np.linspace(-14, 14, 200_001)
+    weight = np.exp(-z * z / 2) / np.exp(-z * z / 2).sum()
+    value = np.exp(log_error(relative) * z)
+    mean = (weight * value).sum()
+    assert (weight * (value - mean) ** 2).sum() ** 0.5 / mean == pytest.approx(relative, rel=1e-3)
 
 
 def test_exposed_communication_errs_by_the_link(profile: Profile) -> None:

@@ -26,7 +26,7 @@ devices = st.sampled_from(["a100", "h100", "b200", "cpu"])
 )
 def test_products(name: str, shapes: list[Gemm]) -> None:
     one = device(name)
-    table = gemm.GemmTable.of(shapes, one.sms)
+    table = gemm.GemmTable.of(shapes, one)
     fit = dict(one.gemm_fit("bf16"))
     times = gemm.gemm_times(table, fit, one.peak("bf16"), one.memory_bytes_per_s, one.sustained_slowdown)
     assert times == pytest.approx([gemm_s(shape, one) for shape in shapes], rel=1e-12)
@@ -34,7 +34,7 @@ def test_products(name: str, shapes: list[Gemm]) -> None:
 
 def test_products_that_quantise() -> None:
     h100, shape = device("h100"), Gemm(3000, 4096, 512, "fp8")
-    table = gemm.GemmTable.of([shape], h100.sms)
+    table = gemm.GemmTable.of([shape], h100)
     times = gemm.gemm_times(table, dict(h100.gemm["fp8"]), 1978e12, 3.35e12, h100.sustained_slowdown)
     assert times[0] == pytest.approx(gemm_s(shape, h100, quantize=True), rel=1e-12)
 

@@ -2,14 +2,18 @@
 
 import json
 import os
+import re
 import threading
 import time
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from calibrate.errors import MeasurementError
+from calibrate.fit import fit_profile
+from calibrate.measure.fitted import misfits
 from calibrate.measure.interference import Rates, measure_rates
 from calibrate.measure.journal import Journal, rounds_done
 from calibrate.measure.kernels import KernelBench, Pool
@@ -17,7 +21,7 @@ from calibrate.measure.launch import measure_launch_s
 from calibrate.measure.plan import CollectiveItem, InterferenceItem, Item, KernelItem, LaunchItem, UpdateItem
 from calibrate.measure.timer import CpuTimer, CudaTimer, check_cores, check_devices, cores_of
 from calibrate.rounds import outliers, settle
-from calibrate.samples import InterferenceSample, UpdateSample
+from calibrate.samples import InterferenceSample, KernelSample, Measurements, UpdateSample
 from calibrate.tables import read_any, read_measurements
 from simpar.hardware.device import device
 from simpar.model.work import Attention, Gemm, GroupedGemm, MemoryBound
@@ -360,6 +364,21 @@ def test_rounds_far_above_the_median_are_reported(tmp_path):
     assert (found.slow, found.rounds) == (5, 20)  # a round of five items, of four
     assert found.worst == pytest.approx(3.0 / 1.2)
     assert outliers(written(tmp_path / "raw", (1.0, 1.4))).slow == 0
+
+
+def test_a_class_that_its_fit_does_not_describe_is_named():
+    # five kernels of one class, two of them disturbed in every round: no overhead and no bandwidth fit them all
+    times = (17e-6, 21e-6, 110e-6, 39e-3, 178e-3)
+    sizes = (2**16, 2**19, 2**22, 2**24, 2**25)
+    kernels = tuple(
+        KernelSample(MemoryBound(nbytes, "elementwise"), seconds, "log")
+        for nbytes, seconds in zip(sizes, times, strict=True)
+    )
+    (said,) = misfits(fit_profile(Measurements(kernels=kernels), device("cpu")).accuracy)
+    assert re.match(r"memory_bound\.elementwise fits its own 5 points badly \(off by \d+% in the median, by \d+%", said)
+    assert said.endswith("calibrate again when the machine is quieter")
+    quiet = tuple(replace(sample, time_s=1e-6 + sample.kernel.nbytes / 1e10) for sample in kernels)
+    assert not misfits(fit_profile(Measurements(kernels=quiet), device("cpu")).accuracy)
 
 
 def test_a_resumed_journal_goes_on_behind_half_a_line(tmp_path):

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import re
+import shlex
 import subprocess
 import sys
 from importlib import import_module
@@ -9,8 +11,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import typer
 
 from simpar import __version__
+from simpar.cli.app import app
 from simpar.errors import PlanError
 from simpar.hardware.cluster import cluster_presets, fabric_names, node_link_names
 from simpar.hardware.device import device_names
@@ -226,8 +230,41 @@ def test_an_interruption_has_its_code(said: Any, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(SIMULATE, "simulate", interrupted)
     code, out, err = said("simulate", "job.yaml")
-    assert (code, out) == (130, "")
-    assert "Traceback" not in err
+    assert (code, out, err) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("slip", [AssertionError, AttributeError, KeyError, NameError, TypeError, ValueError])
+def test_a_slip_of_ours_has_the_code_of_a_mistake_and_asks_for_a_report(
+    said: Any, monkeypatch: pytest.MonkeyPatch, slip: type[Exception]
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise slip("something")
+
+    monkeypatch.setattr(SIMULATE, "simulate", broken)
+    code, out, err = said("simulate", "job.yaml")
+    assert (code, out) == (2, "")  # 1, that of a traceback, says that a job does not fit
+    assert err.startswith(f"simpar: {slip.__name__}: ")
+    assert err.count("\n") == 1
+
+
+def _commands_of_the_readme() -> list[str]:
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    parts = [part for line in "".join(blocks).splitlines() for part in re.split(r"&&|\||;|\s#\s", line)]
+    return [part.strip() for part in parts if part.strip().startswith("simpar ")]
+
+
+@pytest.mark.parametrize("line", _commands_of_the_readme())
+def test_the_readme_s_commands_have_the_options_that_they_need(line: str) -> None:
+    name, *words = shlex.split(line)[1:]
+    if name == "calibrate":  # has a command of its own
+        return
+    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    command.make_context(name, words)  # raises a usage error
+
+
+def test_the_readme_has_commands() -> None:
+    assert len(_commands_of_the_readme()) > 15
 
 
 def test_version(said: Any) -> None:

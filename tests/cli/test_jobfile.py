@@ -14,6 +14,7 @@ from simpar.job import Job
 from simpar.model.module import ModuleModel, mlp
 from simpar.model.presets import preset
 from simpar.model.transformer import Transformer
+from simpar.plan.sync import ParameterServer
 from simpar.simulation import simulate
 
 LLAMA_CONFIG = {
@@ -116,6 +117,61 @@ def test_a_cluster_may_be_changed_in_parts() -> None:
     cluster = load_job(written(text)).cluster
     assert cluster.fabric is not None
     assert (cluster.gpus, cluster.fabric.nic_gbps, cluster.fabric.ring_step_s) == (16, 800, 8.87e-6)
+
+
+@pytest.mark.parametrize("part", ["device", "node_link", "fabric", "host"])
+def test_a_part_changes_in_the_fields_that_are_named_and_in_no_other(part: str) -> None:
+    whole = load_job(written("model: llama3-8b\ncluster: h100-sxm:2x8\n")).cluster
+    before = dict(getattr(whole, part))
+    for field, value in before.items():
+        if not isinstance(value, float) or value in (0.0, 1.0):  # which may be the least that there is
+            continue
+        changed = load_job("job.yaml", {f"cluster.{part}.{field}": value * 0.875}).cluster
+        after = dict(getattr(changed, part))
+        assert {name for name in before if before[name] != after[name]} == {field}
+        assert {name for name in dict(whole) if getattr(whole, name) != getattr(changed, name)} <= {part}
+
+
+def test_a_change_reaches_the_parts_of_a_part() -> None:
+    path = written("model: llama3-8b\ncluster: h100-sxm:2x8\n")
+    whole, changed = (load_job(path, change).cluster for change in ({}, {"cluster.device.peak_flop_per_s.bf16": 5e14}))
+    assert changed.device.peak_flop_per_s == {**whole.device.peak_flop_per_s, "bf16": 5e14}
+    assert (changed.node_link, changed.fabric) == (whole.node_link, whole.fabric)
+
+
+def test_a_key_that_yaml_takes_for_a_truth_value_is_a_field() -> None:
+    plan = "plan: {sequence_parallel: on, tp: 2, sync: {on: hosts, servers: 1}}\n"
+    job = load_job(written(GOOD + plan))
+    assert isinstance(job.plan.sync, ParameterServer)
+    assert (job.plan.sync.on, job.plan.sequence_parallel) == ("hosts", True)
+    assert parse_change("plan.sync={on: nodes}")[1] == {"on": "nodes"}
+
+
+def _nested_aliases(depth: int) -> str:
+    lines = ["model:", "- &a0 [x, x, x, x, x, x, x, x]"]
+    lines += [f"- &a{level} [{', '.join([f'*a{level - 1}'] * 8)}]" for level in range(1, depth)]
+    return "\n".join([*lines, "cluster: h100:8\n"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (_nested_aliases(20), "its aliases stand for more than 1,000,000 values"),
+        ("model: &m {base: *m}\ncluster: h100:8\n", "an alias stands inside of what it stands for"),
+        ("model: gpt2\ncluster: &c\n  base: *c\n", "an alias stands inside of what it stands for"),
+        ("model: gpt2\ncluster: &c [[*c]]\n", "an alias stands inside of what it stands for"),
+    ],
+)
+def test_aliases_that_stand_for_too_much_are_refused_at_once(text: str, message: str) -> None:
+    assert mistakes(text).startswith(f"job.yaml: cannot be understood as YAML ({message})")
+
+
+def test_aliases_that_stand_for_little_are_written_out() -> None:
+    assert (
+        load_job(written("model: {base: &b llama3-8b, name: *b, layers: 4}\ncluster: h100:8\n")).model.name
+        == "llama3-8b"
+    )
+    assert mistakes(_nested_aliases(3)).startswith("job.yaml: model: ")
 
 
 def test_a_plan_may_be_empty() -> None:

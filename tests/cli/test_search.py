@@ -1,6 +1,7 @@
 """``simpar search`` and ``simpar sweep`` as a user runs them."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,10 @@ def test_a_search_by_flags_streams_to_a_file_and_goes_on(said: Any) -> None:
         (("search", "job.yaml", "--choose", "tpp=1"), "'tpp' is not a field of a plan; did you mean 'tp'"),
         (("search", "job.yaml", "--choose", "tp"), "--choose 'tp': is not a field and its values"),
         (("search", "job.yaml", "--resume"), "--resume: goes on with the file of --output"),
+        (("search", "job.yaml", "--global-batch", "0"), "global_batch: 0 should be greater than or equal to 1"),
+        (("search", "job.yaml", "--seq-len", "0"), "seq_len: 0 should be greater than or equal to 1"),
+        (("search", "job.yaml", "--choose", "tp=1", "--choose", "plan.tp=2"), "--choose: 'tp' is given twice"),
+        (("sweep", "job.yaml", "--vary", "plan.tp=1,2", "--vary", "plan.tp=4"), "--vary: 'plan.tp' is given twice"),
         (("sweep", "job.yaml"), "nothing is varied"),
         (("sweep", "job.yaml", "--vary", "plan.tpp=1"), "there is no field 'tpp'"),
         (("sweep", "job.yaml", "--vary", "plan.tp=1", "--resume"), "--resume: goes on with the file of --output"),
@@ -74,6 +79,25 @@ def test_a_mistake_is_one_line(said: Any, words: tuple[str, ...], message: str) 
     assert code == 2
     assert message in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["search job.yaml", "sweep job.yaml --vary plan.tp=1,2"])
+@pytest.mark.parametrize("flag", ["--output", "--table", "--html"])
+@pytest.mark.parametrize("name", ["no/a.csv", ".", "job.yaml"])
+def test_outputs_are_checked_before_the_work(
+    said: Any, monkeypatch: pytest.MonkeyPatch, command: str, flag: str, name: str
+) -> None:
+    for module, function in (("run", "search"), ("sweep", "sweep")):
+        monkeypatch.setattr(import_module(f"simpar.search.{module}"), function, lambda *_, **__: pytest.fail("ran"))
+    code, out, err = said(*command.split(), flag, name)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"{flag}: cannot write '{name}': ")
+    assert Path("job.yaml").read_text(encoding="utf-8") == JOB
+
+
+def test_a_table_s_format_is_checked_before_the_work(said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("simpar.search.run"), "search", lambda *_, **__: pytest.fail("ran"))
+    assert "is no format of a table" in said("search", "job.yaml", "--table", "a.xls").err
 
 
 def test_a_sweep_prints_a_row_for_each_combination(said: Any) -> None:

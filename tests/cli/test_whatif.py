@@ -43,6 +43,17 @@ def test_both_write_a_page(said: Any) -> None:
         assert Path(name).read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
+def test_compare_writes_both_timelines_on_one_axis(said: Any) -> None:
+    code, _, err = said("compare", "job.yaml", "job.yaml", "--set-b", "plan.zero=0", "--timeline", "t.html")
+    assert (code, err) == (0, "wrote t.html\n")
+    page = Path("t.html").read_text(encoding="utf-8")
+    assert '"A step ' in page
+    assert '"B step ' in page
+    code, _, err = said("compare", "job.yaml", "job.yaml", "--html", "t.html", "--timeline", "t.html")
+    assert code == 2
+    assert "it is the file of --html already" in err
+
+
 def test_compare_as_json_is_the_comparison(said: Any) -> None:
     out = said("compare", "job.yaml", "job.yaml", "--set-b", "plan.zero=0", "--json").out
     expected = compare(JOB, {**JOB, "plan": {**JOB["plan"], "zero": 0}})  # type: ignore[dict-item]

@@ -196,6 +196,53 @@ def test_messages_on_a_graph_take_its_narrowest_edge():
     assert cost.total_s == pytest.approx(((11.0763e-6) ** 0.684 + (1e9 / 5e9) ** 0.684) ** (1 / 0.684))
 
 
+RING_OF_FOUR = [("gpu0", "gpu1", 100, 1), ("gpu1", "gpu2", 100, 2), ("gpu2", "gpu3", 100, 40), ("gpu3", "gpu0", 100, 3)]
+
+
+def on_graph(edges, op, **options):
+    """The same collective over four GPUs with and without the graph's flights, in µs apart."""
+    link = H100_TYPED.node_link
+    cluster = Cluster(device="h100-sxm", nodes=1, gpus_per_node=4, node_link=link, graph={"edges": edges})
+    asked = (op, 1 * MIB, 4, 1, cluster)
+    flown = collective_cost(*asked, ranks=range(4), network=Network(cluster), **options)
+    return (flown.latency_s - collective_cost(*asked, **options).latency_s) * 1e6
+
+
+def test_a_chunk_flies_along_the_ring_of_a_graph():
+    one_way = {"edges": RING_OF_FOUR, "directed": True}
+    cluster = Cluster(device="h100-sxm", gpus_per_node=4, graph=one_way)
+    hops = [RING_OF_FOUR[rank][3] for rank in range(4)]
+    # chunk by chunk: a rank passes on what it has as soon as it is there, three times
+    there = [0.0] * 4
+    for _ in range(3):
+        there = [there[rank - 1] + hops[rank - 1] for rank in range(4)]
+    asked = ("all_gather", 1.0, 4, 1, cluster)
+    flight_s = (
+        collective_cost(*asked, ranks=range(4), network=Network(cluster)).total_s - collective_cost(*asked).total_s
+    )
+    assert flight_s * 1e6 == pytest.approx(max(there))
+
+
+def test_flights_on_a_graph_by_hand():
+    # from gpu2 to gpu3 the way round (1 + 2 + 3 µs) is shorter than the long cable
+    assert on_graph(RING_OF_FOUR, "reduce_scatter") == pytest.approx(1 + 2 + 6 + 3 - 1)
+    assert on_graph(RING_OF_FOUR, "all_reduce", algorithm="ring") == pytest.approx(2 * (1 + 2 + 6 + 3 - 1))
+    assert on_graph(RING_OF_FOUR, "all_reduce", algorithm="tree") == pytest.approx(2 * 3 * 6)
+    assert on_graph(RING_OF_FOUR, "broadcast") == pytest.approx(1 + 2 + 6)
+    assert on_graph(RING_OF_FOUR, "shift") == pytest.approx(6)
+    assert on_graph(RING_OF_FOUR, "all_to_all") == pytest.approx(6, rel=1e-6)
+
+
+def test_no_switch_of_a_graph_reduces():
+    graph = {"topology": "ring", "gpus": 8, "bandwidth_gbps": 400}
+    cluster = Cluster(device="h100-sxm", gpus_per_node=8, graph=graph)
+    assert cluster.node_link.nvls
+    cost = collective_cost("all_reduce", 1 * GB, 8, 1, cluster)
+    assert (cost.algorithm, cost.node_link_bytes) == ("ring", pytest.approx(2 * 7 / 8 * GB))
+    with pytest.raises(PlanError, match="algorithm 'nvls' does not apply"):
+        collective_cost("all_reduce", 1 * GB, 8, 1, cluster, algorithm="nvls")
+
+
 def test_one_rank_costs_nothing():
     for op in COLLECTIVE_OPS:
         assert collective_cost(op, 1 * GB, 1, 1, H100_TYPED) == CollectiveCost("none", 0, 0, 0, 0)

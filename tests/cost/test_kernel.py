@@ -99,7 +99,7 @@ def waves_by_hand(m: int, n: int, k: int, sms: int) -> float:
     return float((occupied / useful * (k + 150 * splits) / (k + 150)).min())
 
 
-@pytest.mark.parametrize("shape", [(4096, 4096, 4096), (1000, 3000, 500), (8192, 1024, 8192), (64, 12288, 128)])
+@pytest.mark.parametrize("shape", [(4096, 4096, 4096), (1000, 3000, 504), (8192, 1024, 8192), (64, 12288, 128)])
 @pytest.mark.parametrize("batch", [1, 7])
 def test_wave_quantisation_of_a_batch_as_one_grid(shape: tuple[int, int, int], batch: int) -> None:
     m, n, k = shape
@@ -108,6 +108,33 @@ def test_wave_quantisation_of_a_batch_as_one_grid(shape: tuple[int, int, int], b
     time = roofline_norm(shape, batch, (312e12, 2.039e12, 0.877, 0.771, 5.39e-6, 141, wave**0.874))
     a100 = typed("a100", "bf16", (0.877, 0.771, 5.39e-6, 141), wave_exponent=0.874)
     assert gemm_s(Gemm(m, n, k, batch=batch), a100) == pytest.approx(time, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "n", "k", "is_slow"),
+    [
+        ("bf16", 50304, 4096, False),
+        ("bf16", 50257, 4096, True),
+        ("bf16", 4096, 50260, True),
+        ("fp32", 50260, 4096, False),
+    ],
+)
+def test_rows_that_are_no_multiple_of_16_bytes_cost_an_a100_what_it_says(dtype, n, k, is_slow) -> None:
+    slow = device("a100")
+    fast = slow.replace(unaligned_gemm_speed=None)
+    assert slow.unaligned_gemm_speed is not None
+    for batch, speed in ((1, slow.unaligned_gemm_speed.plain), (32, slow.unaligned_gemm_speed.batched)):
+        kernel = Gemm(8192, n, k, dtype, batch)
+        ratio = gemm_s(kernel, slow) / gemm_s(kernel, fast)
+        assert ratio == pytest.approx(1 / speed if is_slow else 1.0, rel=0.02)  # compute is nearly all of it
+
+
+def test_heads_of_108_make_unfused_attention_on_a100_ten_times_as_slow_as_heads_of_112() -> None:
+    times = {}
+    for size in (108, 112):
+        parts = unfused_attention(Attention(2, 2048, 2048, 32, 32, size, kernel="unfused"))
+        times[size] = sum(gemm_s(part, device("a100")) for part in parts if isinstance(part, Gemm))
+    assert 8 < times[108] / times[112] < 12
 
 
 def test_one_tile_too_many_costs_a_wave_on_ampere_but_not_on_hopper() -> None:
@@ -260,6 +287,7 @@ def test_more_work_never_takes_less_time(one: Device, kernel: Kernel, grow: str)
     if not hasattr(kernel, grow):
         return
     larger = replace(kernel, **{grow: getattr(kernel, grow) + 1})
+    one = one.replace(unaligned_gemm_speed=None)  # padding to whole vectors is more work that takes less time
     assert kernel_s(larger, one) >= kernel_s(kernel, one) * (1 - 1e-12)
 
 

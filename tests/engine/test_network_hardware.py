@@ -4,12 +4,13 @@ import pytest
 
 from simpar.cost.collective import collective_cost
 from simpar.engine.simulate import execute
-from simpar.errors import ClusterError, PlanError
+from simpar.errors import ClusterError, DoesNotFitError, PlanError
 from simpar.hardware.cluster import Cluster
+from simpar.hardware.device import device
 from simpar.job import Job
 from simpar.model.presets import preset
 from simpar.plan.layout import lay_out
-from simpar.plan.placement import places
+from simpar.plan.placement import places, stage_devices
 from simpar.plan.plan import Plan
 from simpar.program.ir import Collective, Group, Program, RankProgram
 from simpar.result import Result
@@ -64,6 +65,40 @@ def test_a_stage_runs_at_the_pace_of_its_own_device():
     assert forward_ns(mixed, 1) == forward_ns(slow, 1)
 
 
+def test_a_balanced_split_gives_a_slow_device_fewer_layers():
+    def step_ns(split: object) -> int:
+        model = preset("llama3-8b").replace(layers=16)
+        plan = {"tp": 4, "pp": 2, "seq_len": 4096, "global_batch": 32, "zero": 1, "layer_split": split}
+        return simulate(Job(model=model, cluster=MIXED, plan=plan)).trace.step_ns
+
+    best = min(step_ns((fast, 16 - fast)) for fast in range(8, 15))
+    assert step_ns("balanced") < 1.02 * best
+    assert step_ns("balanced") < 0.7 * step_ns("uniform")
+    # where the replicas of both stages lie on both kinds, neither is the slower one
+    assert stage_devices(Plan(tp=4, pp=2, rank_order="tp-pp-dp"), 2, "bf16", Cluster(**MIXED)) == ()
+
+
+def test_utilisation_is_of_all_kinds():
+    cluster, result = Cluster(**MIXED), run(MIXED, {"pp": 2})
+    peaks = [device.peak("bf16") for device in cluster.devices]
+    assert result.peak_flop_per_s == 8 * peaks[0] + 8 * peaks[1]
+    assert result.mfu == pytest.approx(result.model_flop / result.step_time_s / (8 * sum(peaks)))
+    assert "8 h100-sxm + 8 a100-sxm-80gb" in result.title
+
+
+@pytest.mark.parametrize("order", ["tp-dp-pp", "tp-pp-dp"])
+def test_every_rank_must_fit_its_own_device(order):
+    cluster = {"nodes": [{"device": "h100-sxm", "count": 1}, {"device": "a100-sxm-40gb", "count": 1}]}
+    plan = {"tp": 4, "pp": 2, "seq_len": 4096, "global_batch": 12, "micro_batch": 6, "rank_order": order}
+    result = simulate(Job(model="llama3-8b", cluster=cluster, plan=plan), allow_oom=True)
+    small = device("a100-sxm-40gb").memory_bytes
+    assert small < result.peak_memory_bytes < device("h100-sxm").memory_bytes
+    assert not result.fits
+    assert result.to_dict()["memory"]["capacity_bytes"] == small
+    with pytest.raises(DoesNotFitError, match="but a100-sxm-40gb has"):
+        simulate(result.job)
+
+
 def test_replicas_of_several_kinds_wait_for_the_slowest():
     mixed, slow = run(MIXED, {"zero": 1}), run("a100-sxm-80gb:2x8", {"zero": 1})
     assert mixed.trace.step_ns <= slow.trace.step_ns
@@ -84,7 +119,7 @@ def test_a_collective_of_several_kinds_has_the_slowest_links():
         collective_cost("all_reduce", MIB, 16, 2, both).total_s
         > collective_cost("all_reduce", MIB, 16, 2, first).total_s
     )
-    assert [cluster.device_of(rank).name for rank in (7, 8)] == ["h100-sxm", "a100-sxm-80gb"]
+    assert [cluster.devices[cluster.kind_of(gpu)].name for gpu in (7, 8)] == ["h100-sxm", "a100-sxm-80gb"]
 
 
 @pytest.mark.parametrize(

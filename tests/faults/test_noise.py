@@ -113,6 +113,14 @@ def test_one_late_replica_keeps_all_waiting():
     assert len(simulate(one).ranks) == 2
 
 
+def test_late_data_are_not_told_as_slow_launches():
+    what = job(small_transformer(), Cluster.parse("h100-sxm:8"), seq_len=256, grad_accum=6)
+    late = simulate({**what, "faults": {"loader": {"delay_s": 1.0}}})
+    assert late.ranks[0].host_wait_s > 0.9 * late.step_time_s
+    assert not [said for said in late.warnings if "launch" in said]
+    assert any("data late by 1 s" in said for said in late.warnings)
+
+
 def test_tensor_parallel_ranks_get_the_same_late_sample():
     loader = {"delay_s": 1e-3, "spread": 0.5, "probability": 0.5}
     what = job(small_transformer(), Cluster.parse("h100-sxm:8"), seq_len=256, tp=4, grad_accum=6)

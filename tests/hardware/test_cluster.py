@@ -1,6 +1,7 @@
 import json
 import re
 
+import networkx
 import pytest
 
 from simpar.errors import ClusterError
@@ -190,8 +191,11 @@ def test_a_graph_comes_as_edges_node_link_data_or_file(tmp_path):
     path = tmp_path / "graph.json"
     path.write_text(json.dumps(data))
     old = {**{k: v for k, v in data.items() if k != "edges"}, "links": data["edges"]}
-    graphs = [Cluster(device="h100-sxm", gpus_per_node=2, graph=g).graph for g in (edges, data, old, path, str(path))]
+    made = networkx.node_link_graph(data, edges="edges")
+    given = (edges, data, old, path, str(path), made)
+    graphs = [Cluster(device="h100-sxm", gpus_per_node=2, graph=g).graph for g in given[:-1]]
     assert graphs == [graphs[0]] * 5
+    assert Cluster(device="h100-sxm", gpus_per_node=2, graph=made).graph.build().edges == graphs[0].build().edges
     assert graphs[0].edges[1].bandwidth_gbps == 100
 
 

@@ -84,11 +84,13 @@ def test_what_is_wrong_with_a_file(tmp_path: Path) -> None:
     )
     path = tmp_path / "p.json"
     path.write_text('{"device": \n}', encoding="utf-8")
-    assert message(path).startswith(":2: is not JSON (Expecting value")
+    assert message(path).startswith(": is not JSON: Expecting value at line 2, column 1; give a profile that")
     path.write_text("[1]", encoding="utf-8")
     assert message(path) == ": is no profile; give one that simpar calibrate wrote"
     path.write_bytes(b"\xff\xfe\x00")
-    assert message(path) == ": is no text; give the path of a profile that simpar calibrate wrote"
+    assert message(path) == (
+        ": cannot be read (it is no UTF-8 text); give the path of a profile that simpar calibrate wrote"
+    )
     assert message(changed(tmp_path, hostess="x")).startswith(": hostess: unknown key")
     device_fields = {**json.loads(profile().to_json())["device"], "sms": 0}
     assert message(changed(tmp_path, device=device_fields)) == ": device.sms: 0 should be greater than 0"

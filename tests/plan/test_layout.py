@@ -181,3 +181,6 @@ def test_a_module_runs_in_the_dtype_in_which_it_was_traced():
 def test_nvls_needs_a_switch_that_reduces():
     with pytest.raises(PlanError, match="needs a switch that reduces"):
         lay_out(Plan(collective_algorithm="nvls"), mlp("8-8"), Cluster.parse("a100-sxm:1x8"))
+    ring = {"topology": "ring", "gpus": 8, "bandwidth_gbps": 400}
+    with pytest.raises(PlanError, match="which a graph of one's own has not"):
+        lay_out(Plan(collective_algorithm="nvls"), mlp("8-8"), Cluster(device="h100-sxm", gpus_per_node=8, graph=ring))

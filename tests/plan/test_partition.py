@@ -1,6 +1,7 @@
 """Layers to stages and samples to microbatches."""
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -100,6 +101,33 @@ def test_balanced_is_the_best_of_all_splits(stages: int, extra: int, first: int,
         if all(size >= low for size, low in zip(sizes, lowest, strict=True))
     )
     assert _worst("balanced", layers, stages, first, last) == best
+
+
+@given(
+    st.lists(st.sampled_from([1.0, 2.0, 2.5, 3.0]), min_size=2, max_size=4),
+    st.lists(st.integers(1, 3), min_size=4, max_size=9),
+    st.integers(0, 4),
+)
+@settings(max_examples=80)
+def test_balanced_heeds_speeds_as_well_as_any_split(speeds: list[float], costs: list[int], last: int) -> None:
+    layers, stages = len(costs), len(speeds)
+
+    def worst(cuts: Iterable[int]) -> float:
+        ends = [*itertools.accumulate(cuts)]
+        work = [float(sum(costs[end - size : end])) for end, size in zip(ends, cuts, strict=True)]
+        work[-1] += last
+        return max(each / speed for each, speed in zip(work, speeds, strict=True))
+
+    lowest = [*[1] * (stages - 1), 0 if last else 1]
+    every = (s for s in itertools.product(range(layers + 1), repeat=stages) if sum(s) == layers)
+    best = min(worst(s) for s in every if all(size >= low for size, low in zip(s, lowest, strict=True)))
+    found = _sizes(layers, stages, split="balanced", layer_cost=costs, last_cost=last, speeds=speeds)
+    assert worst(found) == pytest.approx(best)
+
+
+def test_uniform_heeds_no_speed() -> None:
+    assert _sizes(8, 2, speeds=[3.0, 1.0]) == [4, 4]
+    assert _sizes(8, 2, split="balanced", speeds=[3.0, 1.0]) == [6, 2]
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,14 @@ def test_each_sample_has_one_owner_and_shares_differ_by_at_most_one(samples, dp,
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
+def test_money_buys_tokens_and_no_padding():
+    cluster = {"device": "h100-sxm", "gpus_per_node": 4, "price_per_gpu_hour": 2.0}
+    result = simpar.simulate(job(cluster, data={"lengths": [100, 2000, 300, 400], "multiple": 2048}))
+    paid = 4 * 2.0 * result.step_time_s / 3600
+    assert result.cost().tokens_per_price == pytest.approx((100 + 2000 + 300 + 400) / paid)
+    assert result.cost(tokens=2800.0).run.steps == pytest.approx(1)
+
+
 def test_blocks_are_runs_and_rings_are_dealt_out():
     assert [list(part) for part in owners(6, 2, "block")] == [[0, 1, 2], [3, 4, 5]]
     assert [list(part) for part in owners(6, 2, "ring")] == [[0, 2, 4], [1, 3, 5]]
@@ -168,3 +176,22 @@ def test_modules_have_no_tokens():
     plan = {"data": {"lengths": [5, 5]}}
     with pytest.raises(PlanError, match="means nothing to the module mlp:8-8; drop it"):
         simpar.simulate(simpar.Job(model="mlp:8-8", cluster="cpu:1x2", plan=plan))
+
+
+SHARED = [{"ep": 2}, {"ep": 4, "grad_accum": 2}, {"etp": 2}, {"tp": 2, "ep": 2, "sequence_parallel": True}]
+
+
+@pytest.mark.parametrize("plan", SHARED, ids=str)
+def test_replicas_that_share_experts_need_samples_of_one_length(plan):
+    def experts(**data):
+        fields = {"seq_len": 2048, "data": {"lengths": {"samples": 64, "mean": 300.0, "longest": 2048}, **data}, **plan}
+        return simpar.Job(model={"base": "mixtral-8x7b", "layers": 2}, cluster="h100-sxm:1x4", plan=fields)
+
+    with pytest.raises(
+        PlanError, match=r"^data gives replicas microbatches of different lengths, but with ep"
+    ) as caught:
+        simpar.simulate(experts(), allow_oom=True)
+    padded = int(str(caught.value).rpartition("=")[2])
+    assert simpar.simulate(experts(multiple=padded), allow_oom=True).step_time_s > 0  # the mend works
+    apart = simpar.Job.model_validate(experts()).plan.replace(ep=1, etp=plan.get("tp", 1))
+    assert simpar.simulate(dict(experts()) | {"plan": apart}, allow_oom=True).step_time_s > 0

@@ -8,6 +8,9 @@ from simpar import Cluster, Plan, Transformer, simulate
 from simpar.model.layer import LayerKind
 from simpar.plan.layout import lay_out
 from simpar.program.transformer import TransformerParts
+from simpar.program.transformer.bricks import Bricks
+from simpar.program.transformer.layer import LayerBuilder
+from simpar.program.transformer.sizes import Sizes
 from simpar.schedule.measure import peak_live
 from simpar.schedule.registry import build
 from simpar.trace.trace import MEMORY_CATEGORIES, Trace
@@ -128,3 +131,57 @@ def test_zero_3_holds_two_gathered_layers_and_two_gradients():
     assert footprint.by_category["buffers"] == 2 * 1000 * 2 + 2 * 1000 * 2
     (kept,) = simulate(job(model, cluster, zero=3, grad_dtype="bf16", reshard_after_forward=False)).footprints
     assert kept.by_category["buffers"] == 4 * 1000 * 2 + 2 * 1000 * 2
+
+
+# ---- against what torch saves ---------------------------------------------------------------------------------------
+
+
+def saved_bytes(run, *apart) -> int:
+    """Bytes of the tensors that autograd saves in ``run``, each storage once, without those ``apart``."""
+    torch = pytest.importorskip("torch")
+    found = {}
+    known = {tensor.untyped_storage().data_ptr() for tensor in apart}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            found[storage.data_ptr()] = storage.nbytes()
+        return tensor  # keeps the storage, and so its address, to itself
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = run()
+    del result
+    return sum(found.values())
+
+
+def test_eager_swiglu_keeps_its_gate_as_well():
+    """As nanotron writes it: ``down(silu(gate) * up)`` on a merged projection."""
+    torch = pytest.importorskip("torch")
+    tokens, hidden, inner = 96, 64, 160
+    model = small_transformer(hidden=hidden, heads=4, ffn_hidden=inner)
+    layout = lay_out(Plan(framework="nanotron", seq_len=tokens), model, Cluster.parse("h100-sxm:1"))
+    x = torch.randn(tokens, hidden, dtype=torch.bfloat16, requires_grad=True)
+    merge = torch.randn(2 * inner, hidden, dtype=torch.bfloat16, requires_grad=True)
+    down = torch.randn(hidden, inner, dtype=torch.bfloat16, requires_grad=True)
+
+    def run():
+        gate, up = (x @ merge.T).chunk(2, dim=-1)
+        return (torch.nn.functional.silu(gate) * up) @ down.T
+
+    part = LayerBuilder.of(Bricks(Sizes(model, layout)), LayerKind()).mlp
+    assert part.kept_bytes == saved_bytes(run, x, merge, down)
+
+
+def test_an_unfused_loss_keeps_the_probabilities_in_fp32():
+    torch = pytest.importorskip("torch")
+    tokens, hidden, vocab = 32, 64, 512
+    model = small_transformer(hidden=hidden, heads=4, ffn_hidden=128, vocab=vocab)
+    layout = lay_out(Plan(framework="torchtitan", seq_len=tokens), model, Cluster.parse("h100-sxm:1"))
+    logits = torch.randn(tokens, vocab, dtype=torch.bfloat16, requires_grad=True)
+    target = torch.randint(vocab, (tokens,))
+    saved = saved_bytes(lambda: torch.nn.functional.cross_entropy(logits.float(), target), logits, target)
+    head = TransformerParts(model, layout).head(shares_embedding=False)
+    small = 4 * 2  # the loss and its weight
+    assert head.activation_bytes - 2 * tokens * hidden * 2 == pytest.approx(saved, abs=small)
+    # while it is made, the logits and their fp32 copy exist, too
+    assert head.transient_bytes == logits.numel() * (2 + 4)

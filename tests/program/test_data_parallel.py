@@ -114,3 +114,26 @@ def test_folding_costs_the_same_for_any_number_of_replicas():
         return sum(len(c.group.copies) for c in found if isinstance(c, Collective)) / len(found)
 
     assert copies(256) == copies(2)
+
+
+@pytest.mark.parametrize(("zero", "op", "is_waited_for"), [(0, "all_reduce", False), (1, "reduce_scatter", True)])
+def test_nanotron_waits_for_each_reduce_scatter_but_for_no_all_reduce(zero, op, is_waited_for):
+    found = instructions(framework="nanotron", zero=zero, micro_batch=4)
+    reductions = [c for c in collectives(found, "gradients") if c.op == op]
+    assert len(reductions) > 1
+    place_of_last = place(found, reductions[-1])
+    between = found[place(found, reductions[0]) : place_of_last]
+    waits = [i for i in between if isinstance(i, Wait) and i.stream == "compute"]
+    assert bool(waits) is is_waited_for
+
+
+def test_what_is_waited_for_is_exposed():
+    job = Job(
+        model="llama3.2-1b",
+        cluster="h100-sxm:4x8",
+        plan={"framework": "nanotron", "zero": 1, "micro_batch": 4, "seq_len": 4096, "tp": 2},
+    )
+    rank = simulate(job).ranks[0]
+    assert rank.hidden_s.get("dp", 0.0) == pytest.approx(0.0, abs=1e-9)
+    without = job.replace(plan={**job.plan.model_dump(exclude_unset=True), "zero": 0})
+    assert simulate(without).ranks[0].hidden_s["dp"] > 0.0

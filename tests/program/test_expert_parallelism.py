@@ -10,6 +10,8 @@ from synthetic import even_model, small_transformer
 from simpar import Cluster, Overlap, Plan, PlanError, Transformer, simulate
 from simpar.engine.simulate import execute
 from simpar.faults.description import Faults
+from simpar.framework.framework import framework
+from simpar.model.presets import preset
 from simpar.model.work import GroupedGemm
 from simpar.plan.layout import Layout, lay_out
 from simpar.program.groups import Groups
@@ -27,7 +29,8 @@ def model(moe: dict[str, Any] | None = None, **changes: Any) -> Transformer:
 
 
 def layout_of(described: Transformer, cluster: Cluster = CLUSTER, **plan: Any) -> Layout:
-    return lay_out(Plan(**{"seq_len": SEQ, **plan}), described, cluster)
+    even = {"expert_skew": 0.0} if described.moe else {}
+    return lay_out(Plan(**{"seq_len": SEQ, **even, **plan}), described, cluster)
 
 
 def program(described: Transformer, cluster: Cluster = CLUSTER, *, fold: bool = True, **plan: Any) -> Program:
@@ -186,7 +189,7 @@ def names(block: Block) -> set[str]:
 
 
 def job(moe: dict[str, Any], **plan: Any) -> dict[str, Any]:
-    return {"model": model(moe), "cluster": CLUSTER, "plan": Plan(**{"seq_len": SEQ, **plan})}
+    return {"model": model(moe), "cluster": CLUSTER, "plan": Plan(**{"seq_len": SEQ, "expert_skew": 0.0, **plan})}
 
 
 # ---- ranks ----------------------------------------------------------------------------------------------------------
@@ -385,6 +388,14 @@ def test_a_traced_module_has_no_experts():
     assert str(error.value) == "ep 2 needs a transformer description, but even is a traced module; drop it"
 
 
+def test_left_open_tokens_choose_as_unevenly_as_the_framework_says():
+    usual = framework("megatron-core").expert_skew
+    assert usual > 0
+    left, named = (grouped(program(model(), ep=4, expert_skew=skew), "expert up") for skew in (None, usual))
+    assert left == named
+    assert left != grouped(program(model(), ep=4), "expert up")
+
+
 # ---- whole jobs -----------------------------------------------------------------------------------------------------
 
 
@@ -393,3 +404,14 @@ def test_deepseek_v3_on_2048_gpus():
     found = simulate({"model": "deepseek-v3", "cluster": "h100-sxm:256x8", "plan": plan}, allow_oom=True)
     # published bf16 runs reach 0.2 to 0.3 without overlapping the all-to-alls; its own report 0.4 with fp8 and DualPipe
     assert 0.15 < found.mfu < 0.35
+
+
+def test_a_bias_that_balances_the_router_leaves_loads_even():
+    assert usual_layout("deepseek-v3").expert_skew == 0.0
+    assert usual_layout("qwen3-235b-a22b").expert_skew == framework("megatron-core").expert_skew
+    assert usual_layout("llama3-8b").expert_skew == 0.0
+
+
+def usual_layout(name: str) -> Layout:
+    described = preset(name)
+    return lay_out(Plan(seq_len=SEQ), described, CLUSTER)

@@ -12,6 +12,7 @@ from synthetic import even_model, ideal_cluster, job, lane_spans, pipeline, smal
 from simpar import Cluster, Plan, Result, Transformer, simulate
 from simpar.engine.simulate import execute
 from simpar.errors import PlanError
+from simpar.framework.framework import framework_names
 from simpar.model.layer import LayerKind
 from simpar.plan.layout import lay_out
 from simpar.program.ir import Alloc, Block, Collective, Launch, Program, Run, Send
@@ -84,6 +85,22 @@ def test_stages_may_meet_or_have_small_buffers(name: str, how: dict[str, Any], p
         pytest.skip("needs an even number of ranks")
     free = _simulated(name, pp, m, sent=50)
     assert _simulated(name, pp, m, sent=50, **how).trace.step_ns >= free.trace.step_ns
+
+
+@pytest.mark.parametrize("name", framework_names())
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"])
+def test_stages_may_meet_whatever_a_framework_overlaps(name: str, schedule: str) -> None:
+    plan = {"pp": 4, "grad_accum": 8, "vpp": 2 if schedule == "interleaved" else 1, "zero": 1, "seq_len": 256}
+    how = {"framework": name, "schedule": schedule, "stage_sync": "condition_variable"}
+    met = simulate({"model": "gpt2", "cluster": "h100-sxm:1x8", "plan": {**plan, **how}})
+    assert met.layout.overlaps_messages
+    assert met.step_time_s > 0
+
+
+@pytest.mark.parametrize("split", ["greedy", (2, 0), (0, 2)])
+def test_a_stage_of_a_module_needs_a_layer(split: Any) -> None:
+    with pytest.raises(PlanError, match=r"^layer_split gives stage [01] none of the 2 layers of mlp:784-500-10"):
+        simulate({"model": "mlp:784-500-10", "cluster": "h100-sxm:1x8", "plan": {"pp": 2, "layer_split": split}})
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -246,6 +263,15 @@ def test_the_copies_of_dualpipe_add_their_gradients() -> None:
     once = sum(dict(rank.resident)["gradients"] for rank in _lowered("1f1b").ranks)
     assert sum(c.nbytes for c in exchanges) == 2 * once
     assert sum(dict(rank.resident)["weights"] for rank in program.ranks) == once  # bf16 twice, against fp32 once
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+def test_the_copies_of_dualpipe_add_no_more_than_the_shard_that_a_rank_has_reduced(zero: int) -> None:
+    def added(zero: int) -> float:
+        program = _lowered("dualpipe", gpus="h100-sxm:1x8", zero=zero)
+        return sum(c.nbytes for c in _all(program, Collective) if c.name == "gradients of both copies")
+
+    assert added(zero) == added(0) / 2  # 4 stages of 2 replicas
 
 
 @pytest.mark.parametrize("name", ["zb-v", "dualpipev", "dualpipe"])

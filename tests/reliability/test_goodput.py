@@ -237,3 +237,5 @@ def test_impossible_runs_are_refused():
         goodput(failures(), interval_s=math.inf)
     with pytest.raises(simpar.JobError, match="runs=0 leaves nothing"):
         goodput(failures(), runs=0)
+    with pytest.raises(simpar.JobError, match=r"runs=10,000,000 of .* days have more than the 1,000,000 failures"):
+        goodput(failures(), runs=10**7)

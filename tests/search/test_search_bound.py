@@ -1,7 +1,6 @@
 """Bounds: never above the simulation, close to it where it matters, and the parts that they are made of."""
 
 from functools import cache
-from itertools import product
 
 import numpy as np
 import pytest
@@ -9,15 +8,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from synthetic import even_model, ideal_cluster, small_transformer
 
-from simpar import Cluster, Job, Plan, SimparError, simulate
-from simpar.job import read_cluster, read_model
+from simpar import Cluster, Job, Plan, PlanError, SimparError, simulate
+from simpar.engine.simulate import execute
+from simpar.job import read_cluster
 from simpar.plan.layout import lay_out
+from simpar.program.ir import Program, RankProgram
 from simpar.program.place import place
 from simpar.schedule import build
 from simpar.search.blocks import BlockTimes
 from simpar.search.bound import Bounds
 from simpar.search.live import read_shape, shape_of
-from simpar.search.space import AXES, axes_of, plans
+from simpar.search.space import AXES
 
 CLUSTERS = {
     **{text: text for text in ("h100-sxm:8", "a100-sxm:2x4", "l40s:2x2", "h100-sxm:4x4")},
@@ -42,11 +43,18 @@ SCHEDULES = [
 ]
 
 
+MODELS = {
+    "dense": small_transformer(),
+    "tied": small_transformer(tied_embeddings=True),
+    "experts": small_transformer(moe={"experts": 4, "top_k": 2, "ffn_hidden": 512, "first_dense": 1}),
+}
+
+
 @cache
-def bounds_of(name: str) -> tuple[Cluster, Bounds]:
+def bounds_of(name: str, model: str) -> tuple[Cluster, Bounds]:
     cluster = Cluster.model_validate(read_cluster(CLUSTERS[name]))
-    varied = (*axes_of({}), *EXTRA, "seq_len", "launch_s", "frozen_layers", "stage_sync", "grad_accum", "rank_order")
-    return cluster, Bounds(small_transformer(), cluster, varied)
+    varied = (*AXES, *EXTRA, "seq_len", "launch_s", "frozen_layers", "stage_sync", "grad_accum", "rank_order")
+    return cluster, Bounds(MODELS[model], cluster, varied)
 
 
 @st.composite
@@ -74,14 +82,22 @@ def some_plan(draw):
     }
 
 
-@given(name=st.sampled_from(sorted(CLUSTERS)), fields=some_plan())
-@settings(max_examples=40, deadline=None)
-def test_no_bound_is_above_the_simulation(name, fields):
-    cluster, bounds = bounds_of(name)
+@given(
+    name=st.sampled_from(sorted(CLUSTERS)),
+    model=st.sampled_from(sorted(MODELS)),
+    fields=some_plan(),
+    ep=st.sampled_from([1, 2, 4]),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_bound_is_above_the_simulation(name, model, fields, ep):
+    cluster, bounds = bounds_of(name, model)
+    spread = {"ep": ep, "etp": 1 if fields["sequence_parallel"] else None} if model == "experts" else {}
+    if model == "tied":
+        fields = {**fields, "frozen_layers": None}
     try:
-        plan = Plan(**fields)
+        plan = Plan(**fields, **spread)
         bound = bounds.of(plan)
-        result = simulate(Job(model=small_transformer(), cluster=cluster, plan=plan), allow_oom=True)
+        result = simulate(Job(model=MODELS[model], cluster=cluster, plan=plan), allow_oom=True)
     except SimparError:
         assume(False)
         raise
@@ -101,70 +117,105 @@ def test_the_bound_of_an_even_pipeline_is_its_closed_form():
         assert bound.step_s * 1e9 == pytest.approx(stage * (m * vpp + pp - 1), rel=1e-5)
 
 
-@pytest.mark.parametrize("fields", [{"pp": 2}, {"tp": 2, "pp": 2, "sequence_parallel": True}, {"zero": 1, "tp": 4}])
-def test_the_bound_is_close_and_its_memory_exact(fields):
-    cluster = Cluster.parse("h100-sxm:8")
-    plan = Plan(**fields, global_batch=64, micro_batch=2)
-    one = Job(model="llama3.2-1b", cluster=cluster, plan=plan)
-    bound = Bounds(one.model, cluster, ("tp", "pp", "zero", "sequence_parallel")).of(plan)
-    result = simulate(one, allow_oom=True)
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [
+        ("llama3.2-1b", {"pp": 2}),
+        ("llama3.2-1b", {"tp": 2, "pp": 2, "sequence_parallel": True}),
+        ("llama3.2-1b", {"zero": 1, "tp": 4}),
+        ("llama3.2-1b", {"zero": 2, "pp": 2}),
+        ("llama3.2-1b", {"zero": 3, "cp": 2}),
+        ("qwen1.5-moe-a2.7b", {"zero": 1, "ep": 4, "pp": 2}),
+    ],
+)
+def test_the_bound_is_close_and_its_memory_exact(model, fields):
+    bound, result = bound_and_result(model, fields)
     assert 0.93 < bound.step_s / result.step_time_s <= 1
     assert bound.memory_bytes == result.peak_memory_bytes
 
 
+def test_the_memory_of_sharded_experts_is_exact():
+    bound, result = bound_and_result("qwen1.5-moe-a2.7b", {"zero": 3, "ep": 2})
+    assert bound.memory_bytes == result.peak_memory_bytes
+
+
+def bound_and_result(model, fields):
+    cluster = Cluster.parse("h100-sxm:8")
+    plan = Plan(**fields, global_batch=64, micro_batch=2)
+    one = Job(model=model, cluster=cluster, plan=plan)
+    bound = Bounds(one.model, cluster, ("tp", "pp", "zero", "sequence_parallel")).of(plan)
+    return bound, simulate(one, allow_oom=True)
+
+
 @pytest.mark.parametrize(("pp", "chunks"), [(2, 2), (2, 5), (4, 3), (8, 2)])
 def test_a_long_interleaved_order_holds_no_more_than_a_short_one(pp, chunks):
-    for m in (pp, 2 * pp, 3 * pp, 5 * pp, 8 * pp):
+    for m in (pp, 2 * pp, 3 * pp, 5 * pp, 8 * pp, 3 * (pp + 1), 5 * (pp + 1)):
+        try:
+            whole = read_shape(build("interleaved", pp=pp, microbatches=m, chunks=chunks))
+        except PlanError:
+            continue
         short = shape_of("interleaved", pp, m, chunks, None)
-        whole = read_shape(build("interleaved", pp=pp, microbatches=m, chunks=chunks))
         weights = np.arange(1, chunks + 1) ** 3
         for rank in range(pp):
             assert (short.live[short.rank == rank] @ weights).max() == (whole.live[whole.rank == rank] @ weights).max()
 
 
-def layer_of(fields):
-    model, cluster = small_transformer(), Cluster.parse("h100-sxm:4")
+def test_a_long_1f1b_order_has_the_moments_of_a_short_one():
+    short, whole = shape_of("1f1b", 4, 40, 1, None), read_shape(build("1f1b", pp=4, microbatches=40))
+    assert short.schedule.microbatches < 40
+    assert (np.column_stack((short.rank, short.live)) == np.column_stack((whole.rank, whole.live))).all()
+
+
+def test_microbatches_that_form_no_groups_have_no_shape():
+    with pytest.raises(PlanError, match="13 microbatches do not form 3 equal groups"):
+        shape_of("interleaved", 4, 13, 2, None)
+
+
+def layer_of(fields, model=None):
+    model, cluster = model or small_transformer(), Cluster.parse("h100-sxm:4")
     chunks, _ = place(model, lay_out(Plan(**fields), model, cluster), build("1f1b", pp=1, microbatches=1))
-    return chunks[0][1].unit
+    return chunks[0][-2].unit
 
 
-def test_a_block_without_collectives_takes_the_time_of_its_kernels():
-    times = BlockTimes(Cluster.parse("h100-sxm:4"), "auto").of(layer_of({}).forward)
-    assert times.alone_ns == times.calm_ns == times.kernels_ns > 0
+def engine_ns(block, cluster):
+    alone = Program(ranks=(RankProgram(0, 0, 1, (), block.body),), launch_s=0.0)
+    return execute(alone, cluster).step_ns
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"tp": 4},
+        {"tp": 4, "sequence_parallel": True, "overlap": {"tp": "pipelined"}},
+        {"tp": 2, "cp": 2, "sequence_parallel": True},
+        {"cp": 4, "cp_method": "all_gather"},
+        {"tp": 2, "ep": 4, "etp": 1, "sequence_parallel": True},
+    ],
+)
+def test_the_longest_path_is_what_the_engine_says_where_nothing_slows_anything(fields):
+    cluster = Cluster.parse("h100-sxm:4")
+    calm = {"compute_rate_during_collectives": 1.0, "collective_rate_during_compute": 1.0}
+    unslowed = cluster.replace(device=cluster.device.replace(**calm))
+    unit = layer_of(fields, MODELS["experts"] if "ep" in fields else None)
+    times = BlockTimes(cluster, "auto")
+    for block in (unit.forward, unit.backward):
+        assert times.kernels_ns(block) <= times.calm_ns(block) == engine_ns(block, unslowed)
+        assert times.alone_ns(block) == engine_ns(block, cluster) >= times.calm_ns(block)
 
 
 def test_beside_compute_a_collective_costs_more_than_the_path_through_it():
-    times = BlockTimes(Cluster.parse("h100-sxm:4"), "auto").of(layer_of({"tp": 4, "sequence_parallel": True}).backward)
-    assert times.alone_ns >= times.calm_ns > times.kernels_ns
+    forward = layer_of({"tp": 4, "sequence_parallel": True, "overlap": {"tp": "pipelined"}}).forward
+    times = BlockTimes(Cluster.model_validate(read_cluster(CLUSTERS["slow beside compute"])), "auto")
+    assert times.alone_ns(forward) > times.calm_ns(forward) > times.kernels_ns(forward)
 
 
-def test_every_default_choice_is_a_field_of_a_plan_and_every_combination_a_plan():
-    assert set(AXES) <= set(Plan.model_fields)
-    model, cluster = read_model("gpt2"), Cluster.parse("h100-sxm:2x4")
-    base = Plan(global_batch=32)
-    found = [tuple(sorted(fields.items())) for fields in plans(model, cluster, base, {})]
-    assert len(found) == len(set(found)) > 300
-    for fields in found:
-        base.replace(**dict(fields))
-
-
-def test_the_space_holds_all_that_is_valid():
-    # a second way to it: every product of plain lists, kept if the plan can be laid out and scheduled
-    model, cluster = read_model("gpt2"), Cluster.parse("h100-sxm:4")
-    listed = {
-        (f["tp"], f["pp"], f["micro_batch"], f["vpp"], f["zero"], f["sequence_parallel"])
-        for f in plans(model, cluster, Plan(global_batch=8), {"recompute": ["none"]})
-    }
-    bounds = Bounds(model, cluster, axes_of({}))
-    valid = set()
-    for tp, pp, mb, vpp, zero, sp in product((1, 2, 4), (1, 2, 4), (1, 2, 4, 8), range(1, 7), range(4), (False, True)):
-        fields = {"tp": tp, "pp": pp, "micro_batch": mb, "vpp": vpp, "zero": zero, "sequence_parallel": sp}
-        if zero and tp * pp == 4:
-            continue  # nothing to shard over: the same as zero 0
-        try:
-            plan = Plan(**fields, schedule="interleaved" if vpp > 1 else "1f1b", global_batch=8)
-            bounds.of(plan)
-        except SimparError:
-            continue
-        valid.add(tuple(fields.values()))
-    assert valid <= listed
+def test_a_load_is_of_the_plan_that_asks():
+    # gradients in bf16 are half as many bytes, whatever was asked before
+    cluster = Cluster.parse("h100-sxm:8")
+    bounds = Bounds(small_transformer(), cluster, (*AXES, "grad_dtype"))
+    plan = Plan(zero=2, grad_accum=64, seq_len=64, launch_s=0)
+    first, second, third = (bounds.of(plan.replace(grad_dtype=dtype)) for dtype in ("fp32", "bf16", "fp32"))
+    assert first == third
+    assert second.step_s < first.step_s
+    assert second.memory_bytes < first.memory_bytes

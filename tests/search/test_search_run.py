@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from synthetic import small_transformer
 
 import simpar
 from simpar.errors import JobError, PlanError
@@ -28,9 +29,42 @@ def test_the_best_is_the_best_of_the_exhaustive_run(everything):
     found = small()
     assert found.counts.pruned > 0
     assert everything.counts.pruned == 0
+    assert everything.counts.opened == everything.counts.families > found.counts.opened
     assert found.counts.valid == everything.counts.valid
     assert found.counts.simulated < everything.counts.simulated
-    assert [f.plan for f in found.found[:3]] == [f.plan for f in everything.found[:3]]
+    assert found.found[:3] == everything.found[:3]  # with their intervals
+    assert {f.plan["cp"] for f in everything.found} == {1, 2, 4}
+
+
+def test_so_it_is_with_experts():
+    fields = {
+        "plan": {"seq_len": 256},
+        "global_batch": 8,
+        "choices": {"recompute": ["none"], "zero": [0, 1, 3], "micro_batch": [1, 2]},
+        "workers": 1,
+        "top": 4,
+    }
+    model = small_transformer(moe={"experts": 4, "top_k": 2, "ffn_hidden": 256}, layers=2)
+    found, everything = (search(model, "h100-sxm:4", **fields, prune=prune) for prune in (True, False))
+    assert found.found[:4] == everything.found[:4]
+    assert found.counts.simulated < everything.counts.simulated
+    assert {f.plan["ep"] for f in everything.found} == {1, 2, 4}
+    assert {(f.plan["tp"], f.plan["etp"]) for f in everything.found} == {(1, 1), (2, 1), (2, 2), (4, 1), (4, 4)}
+
+
+def test_so_it_is_with_samples_of_several_lengths():
+    # of which nothing is known before the simulation
+    data = {"lengths": [100, 500, 300, 200] * 4, "multiple": 8}
+    fields = {"plan": {"data": data}, "choices": {**CHOICES, "cp": [1], "zero": [1], "recompute": ["none"]}}
+    found, everything = (small(**fields, prune=prune) for prune in (True, False))
+    assert found.found[:3] == everything.found[:3]
+
+
+def test_the_counts_add_up(everything):
+    for counts in (small().counts, everything.counts):
+        ends = counts.invalid + counts.too_large + counts.pruned + counts.simulated
+        assert ends == counts.enumerated == everything.counts.enumerated
+        assert counts.simulated <= counts.bounded <= counts.enumerated
 
 
 def test_a_front_that_is_asked_for_is_that_of_the_exhaustive_run(everything):
@@ -79,7 +113,7 @@ def test_processes_find_the_same_and_say_how_far_they_are(everything):
     told = []
     found = small(workers=2, progress=lambda *what: told.append(what))
     assert found.best == everything.best
-    assert {what for what, _, _ in told} == {"bounds", "simulations"}
+    assert {what for what, _, _ in told} == {"families", "plans"}
     assert told[-1][1] == told[-1][2]
 
 
@@ -90,7 +124,7 @@ def test_an_interrupted_search_goes_on(tmp_path: Path, everything):
         pass
 
     def stop(what: str, done: int, total: int) -> None:
-        if what == "simulations" and len(output.read_text().splitlines()) > 4:
+        if what == "plans" and len(output.read_text().splitlines()) > 4:
             raise EnoughError
 
     with pytest.raises(EnoughError):
@@ -125,7 +159,7 @@ def test_what_cannot_be_searched_is_said():
     with pytest.raises(PlanError, match="tp is given no value"):
         small(choices={"tp": []})
     with pytest.raises(PlanError, match=r"none of .* plans is valid"):
-        search("gpt2", "h100-sxm:4", global_batch=7, workers=1, choices={"tp": [1], "pp": [1]})
+        search("gpt2", "h100-sxm:4", global_batch=7, workers=1, choices={"tp": [1], "cp": [1], "pp": [1]})
     with pytest.raises(JobError, match="workers=0 cannot work"):
         small(workers=0)
 

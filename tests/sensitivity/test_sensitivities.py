@@ -29,6 +29,11 @@ JOBS = {
     },
     "sharded": {"model": "llama3-8b", "cluster": "h100-sxm:4x8", "plan": {"zero": 3, **BATCH}},
     "replicated": {"model": "gpt2", "cluster": "h100-sxm:4x8", "plan": {"micro_batch": 8, "seq_len": 1024}},
+    "stages first": {
+        "model": "llama3-8b",
+        "cluster": "a100-sxm:2x8",
+        "plan": {"tp": 2, "pp": 4, "zero": 1, "rank_order": "tp-pp-dp", "recompute": "full", **BATCH},
+    },
     "launches": {"model": "gpt2", "cluster": "h100-sxm:1x8", "plan": {"seq_len": 256, "launch_s": 40e-6}},
 }
 # Costs are rounded to nanoseconds alike in both; but where stages are so even that another path becomes critical within
@@ -65,6 +70,39 @@ def test_classes_of_costs_add_up_to_the_step(name: str, results: dict[str, Resul
     classes = cost_classes(results[name].job.cluster.device)
     total = sum(dependence.seconds(slower) for key, slower in classes.items() if key != ATTENTION_BACKWARD)
     assert total == pytest.approx(results[name].step_time_s, rel=5e-4)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_message_to_a_server_costs_what_one_to_its_gpu_does(nodes: int) -> None:
+    plan = {"micro_batch": 8, "seq_len": 1024, "sync": {"on": "workers"}}
+    dependence = Dependence(simulate({"model": "gpt2", "cluster": f"h100-sxm:{nodes}x4", "plan": plan}))
+    at = dict(dependence.steps.program.guests)
+    to_servers = [each for each in dependence.weights.transfers if set(each.ranks) & set(at)]
+    assert to_servers
+    for transfer in to_servers:
+        ends = tuple(at.get(rank, rank) for rank in transfer.ranks)
+        assert ends[0] != ends[1]
+        moved = transfer._replace(ranks=ends)
+        assert dependence.prices.transfer_ns(transfer) == dependence.prices.transfer_ns(moved)
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        {"topology": "ring", "gpus": 4},
+        {"topology": "star", "gpus": 4},
+        {"topology": "fully_connected", "gpus": 4},
+        {"topology": "torus", "shape": [2, 2]},
+        {"topology": "leaf_spine", "leaves": 2, "gpus_per_leaf": 2, "spines": 1, "uplink_gbps": 800},
+    ],
+    ids=lambda graph: graph["topology"],
+)
+def test_a_graph_has_sensitivities_too(graph: dict[str, object]) -> None:
+    cluster = {"base": "h100-sxm:1x4", "graph": {**graph, "bandwidth_gbps": 1600}}
+    result = simulate({"model": "gpt2", "cluster": cluster, "plan": {"tp": 2, "seq_len": 1024}})
+    found = {each.parameter.name: each.share for each in sensitivities(result)}
+    assert found["fabric.nic_gbps"] + found["node_link.bandwidth_bytes_per_s"] > 0
+    assert found["device.memory_bytes_per_s"] > 0
 
 
 def test_attention_backward_is_a_part_of_attention(results: dict[str, Result]) -> None:

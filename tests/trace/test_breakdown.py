@@ -196,3 +196,15 @@ def test_folded_ranks_spend_their_time_as_unfolded_ones(plan):
         assert time.exposed_s == pytest.approx(other.exposed_s)
         assert time.hidden_s == pytest.approx(other.hidden_s)
         assert time.bubble_s == pytest.approx(other.bubble_s, abs=1e-9)
+
+
+def test_rows_of_a_lane_are_found_as_one_looks_for_them():
+    trace = simulate({"model": "gpt2", "cluster": "h100-sxm:1x8", "plan": {"tp": 2, "pp": 2, "grad_accum": 4}}).trace
+    for spans in (trace.spans, trace.kernels()):
+        rows = spans.rows_by_lane(len(trace.lanes))
+        assert len(rows) == len(trace.lanes)
+        for lane, found in enumerate(rows):
+            assert found.tolist() == [row for row, where in enumerate(spans.lane) if where == lane]
+            for column, other in zip(spans.times(found), (spans.start_ns, spans.end_ns), strict=True):
+                assert column.tolist() == other[found].tolist()
+    assert trace.spans.rows_by_lane(len(trace.lanes) + 2)[-1].tolist() == []

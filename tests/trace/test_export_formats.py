@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -82,14 +83,21 @@ def test_a_profile_is_a_folder_that_is_written_again_but_replaces_nothing_else(r
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step.kineto"]
 
 
+def test_the_rank_of_a_profile_stands_where_readers_look_for_it(result: Result, tmp_path: Path) -> None:
+    # HolisticTraceAnalysis takes a folder's files apart by this pattern, before it reads them as JSON
+    pattern = re.compile(r'"rank":\s+(\d+)')
+    for path in to_kineto(result.trace, tmp_path / "step.kineto"):
+        first = pattern.search(gzip.decompress(path.read_bytes()).decode())
+        assert first is not None
+        assert f"rank-{first[1]}.json.gz" == path.name
+
+
+@pytest.mark.filterwarnings("ignore")  # of what it asks pandas 3
 def test_holistic_trace_analysis_reads_a_profile(result: Result, tmp_path: Path) -> None:
-    pandas = pytest.importorskip("pandas", reason="needs pandas")
-    if int(pandas.__version__.partition(".")[0]) >= 3:
-        pytest.skip("HolisticTraceAnalysis needs pandas 2")
     analysis = pytest.importorskip("hta.trace_analysis", reason="needs HolisticTraceAnalysis")
-    files = to_kineto(result.trace, tmp_path / "step.kineto")
-    read = analysis.TraceAnalysis(trace_files=dict(enumerate(map(str, files))), trace_dir="")
-    table = read.get_temporal_breakdown(visualize=False)
+    folder = tmp_path / "step.kineto"
+    to_kineto(result.trace, folder)
+    table = analysis.TraceAnalysis(trace_dir=str(folder)).get_temporal_breakdown(visualize=False)
     for row, rank in zip(table.itertuples(), result.ranks, strict=True):
         own = sum(rank.compute_s.values()) + rank.optimizer_s + rank.interference_s
         assert row[3] * 1e-6 == pytest.approx(own, rel=0.02)  # whole microseconds a kernel

@@ -91,8 +91,24 @@ def test_both_step_ends_are_marked_and_the_heading_has_the_signed_error() -> Non
     assert subtitle == (
         "profile x · predicted 315 µs, measured 350 µs, predicted / measured − 1 -10.0% · 3 operations paired"
     )
-    words = [note.text for note in figure.layout.annotations]
-    assert {"predicted step 315 µs", "measured step 350 µs"} <= set(words)
+    words = {note.text: note for note in figure.layout.annotations}
+    texts = [words["predicted step 315 µs"], words["measured step 350 µs"]]
+    assert texts[0].yshift != texts[1].yshift  # else one would lie on the other
+
+
+def test_step_marks_keep_to_the_lanes_and_below_the_legend() -> None:
+    figure = compare(short_trace(90), short_trace(100), [Difference("x", 1, 1, 2)])
+    marks = [shape for shape in figure.layout.shapes if shape.line.dash == "dash"]
+    bottom, top = figure.layout.yaxis.range
+    assert len(marks) == 2
+    for mark in marks:
+        assert mark.yref == "y"  # the strip and the bars below have axes of their own
+        assert top <= mark.y0 < mark.y1 <= bottom
+    notes = [note for note in figure.layout.annotations if "step" in note.text]
+    assert all(note.yref == "y" and top <= note.y for note in notes)
+    # two lines of text between the lanes and the legend
+    plot_px = figure.layout.height - figure.layout.margin.t - figure.layout.margin.b
+    assert (figure.layout.legend.y - 1) * plot_px >= max(note.yshift for note in notes) + 14
 
 
 def test_the_strip_has_the_signed_error_of_every_operation_at_its_place() -> None:

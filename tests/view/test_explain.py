@@ -15,6 +15,7 @@ def test_bars_of_the_path_add_up_to_the_step(dark: bool) -> None:
     figure = explanation_figure(found, dark=dark)
     path, rooms, slopes = figure.data
     assert sum(path.x) == pytest.approx(found.result.step_time_s, rel=5e-3)  # what is too small to see is left out
+    assert list(path.x) == sorted(path.x, reverse=True)
     assert list(rooms.x) == sorted(rooms.x, reverse=True)
     assert list(slopes.x) == sorted(slopes.x, reverse=True)
     assert all(sentence.split(",")[0] in figure.layout.title.text for sentence in found.words)

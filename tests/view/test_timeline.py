@@ -122,6 +122,23 @@ def test_links_are_as_busy_as_the_raw_spans() -> None:
         assert shown == pytest.approx(busy * 1e-6 / ranks, rel=1e-6)
 
 
+def test_links_are_used_by_bytes_over_capacity_where_these_are_known() -> None:
+    trace = pipeline_trace(4, 8)
+    use = np.full((len(trace.lanes), len(KINDS)), 2e-12)
+    known = replace(trace, traffic=lambda: use)
+    drawn = {line.name: line for line in lines(timeline(known)) if line.yaxis == "y3"}
+    for name, line in drawn.items():
+        mine = [i for i, lane in enumerate(trace.lanes) if lane.stream == name]
+        tables = (trace.spans, trace.kernels())
+        needed_ms = sum(2e-9 * float(table.nbytes[np.isin(table.lane, mine)].sum()) for table in tables)
+        ranks = len({i for table in tables for i in np.unique(table.lane) if i in mine})
+        shown = np.sum(np.diff(line.x) * np.asarray(line.y)[:-1]) / 100
+        assert shown == pytest.approx(needed_ms / ranks, rel=1e-6)
+        assert "of its links' capacity" in line.hovertemplate
+    assert timeline(known).layout.yaxis3.title.text == "links<br>used %"
+    assert timeline(trace).layout.yaxis3.title.text == "links<br>busy %"
+
+
 def test_lanes_of_several_replicas_are_grouped_by_pipeline() -> None:
     record = Recorder()
     lanes = tuple(Lane(rank, stage, "compute", replicas) for rank, stage, replicas in
@@ -150,6 +167,13 @@ def test_chunks_are_shades_of_their_kind() -> None:
     ]
     assert list(forward.marker.color) == [colours.kinds["forward"], *["#6C91E6"] * 2]
     assert list(forward.base) == pytest.approx([0.1, 0.0, 0.2])
+
+
+def test_bars_of_a_large_timeline_carry_no_text() -> None:
+    """Case L07: text on every bar costs the browser a minute."""
+    drawn = bars(timeline(pipeline_trace(8, 400), budget=5000)).values()
+    assert sum(len(bar.x) for bar in drawn) > 1000
+    assert {bar.textposition for bar in drawn} == {"none"}
 
 
 def test_many_spans_keep_the_budget_and_say_what_they_merge() -> None:

@@ -17,10 +17,12 @@ import pytest
 from pipeline_traces import pipeline_trace
 
 from simpar.trace.trace import KINDS, Spans, Trace, empty_spans
+from simpar.trace.utilisation import busy_share, link_share
 from simpar.units import GIB
 from simpar.view.compare import compare
 from simpar.view.pack import pack, span_columns
 from simpar.view.palette import DRAWN_KINDS
+from simpar.view.rows import place
 from simpar.view.scene import scene
 from simpar.view.timeline import timeline, write_timeline
 
@@ -231,6 +233,122 @@ def test_pointer_keys_and_legend_do_what_they_say(tmp_path: Path) -> None:
     assert found["path"] is False
     assert found["surface"].strip() == "#111418"
     assert (found["rank"], found["other"]) == (0, 16)
+
+
+@needs_browser
+@pytest.mark.parametrize("known", [False, True])
+def test_the_link_panel_shows_what_the_figure_shows(tmp_path: Path, known: bool) -> None:
+    trace = pipeline_trace(4, 8)
+    use = np.random.default_rng(3).random((len(trace.lanes), len(KINDS))) * 1e-12
+    trace = replace(trace, traffic=lambda: use) if known else trace
+    timeline(trace).write_html(tmp_path / "t.html")
+    found = browse(
+        tmp_path / "t.html",
+        tmp_path,
+        """const { page } = simpar, shares = linkShares(page, 0, page.end, 40);
+        return [page.linkWord, Object.fromEntries([...shares].map(([name, share]) => [name, [...share]]))];""",
+    )
+    # the page's bins end between nanoseconds, so all times in picoseconds
+    edges = np.round(np.linspace(0, 1000 * trace.step_ns, 41)).astype(np.int64)
+    tables = tuple(
+        replace(t, start_ns=1000 * t.start_ns, duration_ns=1000 * t.duration_ns) for t in (trace.spans, trace.kernels())
+    )
+    shares = link_share(tables, trace.lanes, edges, 1000 * use) if known else busy_share(tables, trace.lanes, edges)
+    assert found[0] == ("used" if known else "busy")
+    assert set(found[1]) == set(shares) == {"tp", "pp", "dp"}
+    for name, share in shares.items():
+        assert found[1][name] == pytest.approx(share.tolist(), rel=1e-5, abs=1e-9)
+
+
+@needs_browser
+def test_streams_and_pipelines_fold_and_come_back(tmp_path: Path) -> None:
+    one = pipeline_trace(4, 8)
+    timeline(one, memory_capacity_bytes=80 * GIB).write_html(tmp_path / "t.html")
+    script = """const { page, view } = simpar, lanes = document.getElementById("lanes"), answer = {};
+        lanes.setPointerCapture = () => {};
+        const box = lanes.getBoundingClientRect();
+        const press = (x, y) => ["pointerdown", "pointerup"].forEach((type) => lanes.dispatchEvent(
+          new PointerEvent(type, { clientX: box.left + x, clientY: box.top + y, pointerId: 1 })));
+        const shown = () => page.lanes.filter((lane) => lane.h && !view.folds.hides(lane.y)).map((lane) => lane.where);
+        answer.all = shown();
+        answer.total = view.folds.total;
+        const group = page.groups[1], triangle = () => press(9, (view.y(group.top) + view.y(group.bottom)) / 2 - 7);
+        triangle();
+        answer.one = shown();
+        answer.less = view.folds.total;
+        // what is under the pointer is what is drawn there
+        const met = (lane) => under(view, view.gutter + 50, view.y(lane.y + 0.4 * lane.h)).lane;
+        answer.under = page.lanes.map((lane, index) => !lane.h || view.folds.hides(lane.y) || met(lane) === index);
+        triangle();
+        answer.back = shown();
+        document.getElementById("streams").click();
+        answer.none = shown();
+        window.dispatchEvent(new KeyboardEvent("keydown", { key: "f" }));
+        answer.again = shown();
+        return answer;"""
+    found = browse(tmp_path / "t.html", tmp_path, script)
+    rows = place(scene(one).lanes, scene(one).used)
+    whole = set(found["all"])
+    assert found["total"] == pytest.approx(rows.total)
+    assert whole - set(found["one"]) == {t for t in whole if "stage 1 " in t and "compute" not in t}
+    fold = rows.stream_stretches(one.lanes)[1]
+    assert found["less"] == pytest.approx(rows.total - (fold[1] - fold[0]))
+    assert all(found["under"])
+    assert found["back"] == found["again"] == found["all"]
+    assert set(found["none"]) == {text for text in whole if text.endswith("compute")}
+
+
+@needs_browser
+def test_a_pipeline_folds_below_its_title_and_what_does_not_fit_opens_folded(tmp_path: Path) -> None:
+    several = of_several_pipelines(pipeline_trace(4, 8), 4)
+    timeline(several).write_html(tmp_path / "t.html")
+    script = """const { page, view } = simpar, lanes = document.getElementById("lanes"), answer = {};
+        lanes.setPointerCapture = () => {};
+        const box = lanes.getBoundingClientRect();
+        const shown = () => page.lanes.filter((lane) => lane.h && !view.folds.hides(lane.y)).map((lane) => lane.where);
+        answer.opened = shown();
+        const [, title, next] = page.titles, gap = view.y(next.top) - view.y(title.top);
+        const at = { clientX: box.left + 40, clientY: box.top + view.y(title.top + 0.45), pointerId: 1 };
+        for (const type of ["pointerdown", "pointerup"]) lanes.dispatchEvent(new PointerEvent(type, at));
+        answer.folded = shown();
+        answer.closer = [gap, view.y(next.top) - view.y(title.top), view.unit];
+        return answer;"""
+    found = browse(tmp_path / "t.html", tmp_path, script)
+    assert len(found["opened"]) == 16
+    assert all(text.endswith("compute") for text in found["opened"])
+    assert len(found["folded"]) == 12
+    before, after, unit = found["closer"]
+    assert after < before
+    assert after < 2.5 * unit  # the title and the gap to the next
+
+
+def of_several_pipelines(trace: Trace, count: int) -> Trace:
+    """The trace with its ranks ``count`` times, as ranks that are not folded."""
+    lanes = len(trace.lanes)
+    copies = tuple(replace(lane, rank=lane.rank + copy, replicas=1) for copy in range(count) for lane in trace.lanes)
+
+    def repeated(spans: Spans) -> Spans:
+        columns = {name: np.tile(getattr(spans, name), count) for name in Spans.__dataclass_fields__}
+        columns["lane"] += np.repeat(np.arange(count), len(spans)) * lanes
+        for name in ("parent", "predecessor"):
+            columns[name][:] = -1
+        order = np.argsort(columns["start_ns"], kind="stable")
+        return Spans(**{name: column[order] for name, column in columns.items()})
+
+    return replace(trace, lanes=copies, spans=repeated(trace.spans), expand=None)
+
+
+def test_folds_lie_inside_of_what_they_fold() -> None:
+    several = of_several_pipelines(pipeline_trace(3, 4), 2)
+    shown = scene(several)
+    rows = place(shown.lanes, shown.used)
+    for group, (top, bottom) in zip(rows.groups, rows.stream_stretches(shown.lanes), strict=True):
+        assert top == pytest.approx(group.top + 1.0)  # below the compute lane
+        assert bottom == group.bottom
+    first, second = rows.title_stretches
+    assert first[0] < rows.groups[0].top + 1e-9
+    assert first[1] == rows.groups[2].bottom < rows.titles[1][1] < second[0]
+    assert second[1] == rows.total
 
 
 @needs_browser

@@ -1,5 +1,6 @@
 """Bars, memory, roofline and tornado of a result: what they draw is what the result says."""
 
+import importlib.util
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -128,6 +129,9 @@ def test_a_picture_without_kaleido_says_what_to_install(monkeypatch: pytest.Monk
 
     with pytest.raises(JobError, match=r"pip install 'simpar\[images\]'"):
         files.picture(Without(), "png")
+    if importlib.util.find_spec("kaleido") is None:
+        with pytest.raises(JobError, match=r"pip install 'simpar\[images\]'"):
+            files.picture(result.view("memory"), "png")
 
     class Blind:
         def to_image(self, **_: object) -> bytes:

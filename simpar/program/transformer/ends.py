@@ -56,10 +56,15 @@ class EndBuilder:
         Bytes per logit of Megatron-LM's vocab-parallel cross entropy: forward 38 (to fp32 2 + 4, maximum 4, subtract it
         4 + 4, exponential 4 + 4, sum 4, divide 4 + 4) and backward 14 (subtract the target 4 + 4, cast 4 + 2); its
         fused form takes 20 and 10.
+
+        Memory per logit: the logits and, while these are cast, exponentiated and normalized in place, two fp32 copies
+        of them (``megatron/mpu/cross_entropy.py``, torch's ``log_softmax``); the probabilities are kept for backward.
+        The fused form keeps the logits and one copy.
         """
         sizes, bricks = self.bricks.sizes, self.bricks
         plan, model, size = sizes.layout.plan, sizes.model, sizes.element_bytes
         logits = sizes.tokens * sizes.vocab
+        kept, transient = (size + 4, 0) if sizes.layout.loss_kernel == "fused" else (4, size + 4)
         forward = sizes.body()
         bricks.operation(forward, "norm", sizes.residual, "final norm", backward=False)
         bricks.column_forward(forward, "head", sizes.vocab)
@@ -77,9 +82,8 @@ class EndBuilder:
             backward_input=self._backward_block(later),
             backward_weight=bricks.weights("head", later),
             deferred_bytes=kept_bytes(later),
-            # input of the norm and of the head; logits in compute precision and in fp32 until backward is done
-            activation_bytes=2 * sizes.boundary_bytes + logits * (size + 4),
-            transient_bytes=logits * (0 if sizes.layout.loss_kernel == "fused" else 4 + size),
+            activation_bytes=2 * sizes.boundary_bytes + logits * kept,
+            transient_bytes=logits * transient,
             borrowed_parameters=table if shares_embedding else 0,
             tied_parameters=table if model.tied_embeddings and not shares_embedding else 0,
         )

@@ -76,10 +76,8 @@ class Sizes:
 
     @cached_property
     def vocab(self) -> int:
-        """Rows of the embedding on this rank, padded as the framework does for tensor parallelism."""
+        """Rows of the embedding on this rank, padded as the framework does."""
         tp, software = self.layout.plan.tp, self.layout.framework
-        if tp == 1 and software.vocab_multiple_times_tp:
-            return self.model.vocab
         multiple = software.vocab_multiple * (tp if software.vocab_multiple_times_tp else 1)
         return -(-self.model.padded_vocab(multiple) // tp)
 

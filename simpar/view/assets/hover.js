@@ -4,7 +4,7 @@
 function under(view, px, py) {
   const { page } = view;
   if (px < view.gutter || px > view.gutter + view.plot) return null;
-  const level = (py - TOP_PX + byId("lanes").scrollTop) / view.unit, time = view.time(px);
+  const level = view.level(py), time = view.time(px);
   const lane = page.lanes.findIndex((it) => level >= it.y && level < it.y + it.h);
   if (lane < 0) return null;
   const slack = 1.5 / view.scale;
@@ -65,7 +65,7 @@ function panelText(view, px, py) {
   if (inside(panels.links)) {
     const half = 2 / view.scale, lines = [];
     for (const [name, [share]] of linkShares(page, Math.max(0, time - half), Math.min(page.end, time + half), 1)) {
-      lines.push(`<i style="background:${view.colours.families[name] || view.colours.faint}"></i>${name} ${Math.round(100 * share)} %`);
+      lines.push(`<i style="background:${view.colours.families[name] || view.colours.faint}"></i>${name} ${page.linkWord === "busy" ? "busy" : "uses"} ${Math.round(100 * share)} %`);
     }
     return lines.join("<br>");
   }
@@ -110,6 +110,25 @@ function zoom(view, factor, px) {
   show(view, time - (time - view.from) * factor, time + (view.to - time) * factor);
 }
 
+// What a name at the left stands for at a height: a title, or a group of lanes.
+function nameAt(view, y) {
+  const level = view.level(y);
+  return view.page.titles.find((it) => level >= it.top && level < it.top + 1)
+    || view.page.groups.find((it) => level >= it.top && level <= it.bottom);
+}
+
+// The triangle of a rank folds its streams, its name shows its memory; a title folds all below it.
+function pressName(view, x, y) {
+  const { page } = view, found = nameAt(view, y);
+  if (!found) return;
+  showTip("");
+  if (view.folds.can(found) && (x < NAME_PX || !("rank" in found))) view.toggle(found);
+  else if (page.memory && page.memory.ranks.some((rank) => rank.rank === found.rank)) {
+    view.memoryRank = found.rank;
+    view.ask();
+  }
+}
+
 function attach(view) {
   const { page } = view, lanes = byId("lanes"), stages = [lanes, view.below];
   let drag = null;
@@ -141,16 +160,19 @@ function attach(view) {
       if (box === lanes) {
         view.hover = under(view, x, y);
         view.drawOver();
+        const name = x <= view.gutter ? nameAt(view, y) : null;
+        lanes.classList.toggle("names", !!name);
+        if (name && name.note) {
+          showTip(`<b>${escaped(name.title)}</b><br>${escaped(name.note)}`, event.clientX, event.clientY);
+          return;
+        }
         showTip(view.hover ? hoverText(view, view.hover) : "", event.clientX, event.clientY);
       } else showTip(panelText(view, x, y), event.clientX, event.clientY);
     });
     box.addEventListener("pointerup", (event) => {
       const [x, y] = local(event, box), clicked = drag && !drag.moved;
       drag = null;
-      if (!clicked || box !== lanes || !page.memory || x > view.gutter) return;
-      const level = (y - TOP_PX + lanes.scrollTop) / view.unit;
-      const group = page.groups.find((it) => level >= it.top && level <= it.bottom);
-      if (group && page.memory.ranks.some((rank) => rank.rank === group.rank)) { view.memoryRank = group.rank; view.ask(); }
+      if (clicked && box === lanes && x <= view.gutter) pressName(view, x, y);
     });
     box.addEventListener("pointerleave", () => { if (!drag) { view.hover = null; view.drawOver(); showTip(""); } });
     box.addEventListener("dblclick", () => show(view, 0, page.end));
@@ -165,6 +187,7 @@ function attach(view) {
       show(view, middle - width * move[1] / 2, middle + width * move[1] / 2);
     } else if (event.key === "0") show(view, 0, page.end);
     else if (event.key === "c") byId("path").click();
+    else if (event.key === "f") byId("streams").click();
     else if (event.key === "l") byId("theme").click();
     else return;
     event.preventDefault();

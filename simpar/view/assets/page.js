@@ -87,6 +87,7 @@ async function start() {
   page.tables.families = familiesOf(page.tables.kernels, page.tables.operations, page.kinds.length);
   page.path = { lane: page.columns.path_lane, start: page.columns.path_start, end: page.columns.path_end };
   page.communicators = communicators(page);
+  for (const table of [page.tables.operations, page.tables.kernels]) table.needs = needs(page, table);
   page.has = { links: page.communicators.size > 0, memory: !!page.memory, errors: !!page.errors };
   page.laneOf = (table, row) => {
     const { offset } = page.tables[table];
@@ -98,10 +99,13 @@ async function start() {
   byId("path").addEventListener("click", (event) => { view.path = !view.path; event.currentTarget.classList.toggle("off", !view.path); view.ask(); });
   byId("path").classList.toggle("off", !view.path);
   byId("path").hidden = !page.path.lane.length;
+  byId("streams").addEventListener("click", () => view.toggle(...view.folds.streams));
+  byId("streams").hidden = !page.groups.some((group) => view.folds.can(group));
   byId("all").addEventListener("click", () => show(view, 0, page.end));
   byId("picture").addEventListener("click", () => savePicture(view));
   update();
   view.measure();
+  if (!view.fits) view.toggle(...view.folds.streams);
   view.draw();
   attach(view);
   document.body.classList.add("ready");

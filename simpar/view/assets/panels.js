@@ -1,14 +1,30 @@
-// The panels below the lanes: how busy links are, what a rank holds, and how far operations were mispredicted.
+// The panels below the lanes: how much of their links communicators use, what a rank holds, and how far operations were mispredicted.
 
 const BIN_PX = 3;
 
-// Nanoseconds before an instant in which a lane is busy.
-function busyUntil(table, lane, time) {
-  const first = table.offset[lane], i = above(table.start, first, table.offset[lane + 1], time);
-  return table.busy[i] - table.busy[first] - (i > first ? Math.max(0, table.end[i - 1] - time) : 0);
+// Nanoseconds of its links that each span needs, as sums of those before it: bytes over capacity, or where nobody knows
+// what links carry the time that it takes.
+function needs(page, table) {
+  const before = new Float64Array(table.count + 1);
+  page.lanes.forEach(({ use }, lane) => {
+    const perByte = new Map(use);
+    for (let i = table.offset[lane]; i < table.offset[lane + 1]; i++) {
+      const need = page.linkWord === "busy" ? table.end[i] - table.start[i] : 1e9 * (perByte.get(table.kind[i]) || 0) * table.nbytes[i];
+      before[i + 1] = before[i] + need;
+    }
+  });
+  return before;
 }
 
-// Share of each bin of the window in which streams of a communicator are busy, on the mean of the ranks that have one.
+// What a lane has needed of its links before an instant; a span spreads it evenly.
+function neededUntil(table, lane, time) {
+  const first = table.offset[lane], i = above(table.start, first, table.offset[lane + 1], time);
+  if (i === first) return 0;
+  const length = table.end[i - 1] - table.start[i - 1], ahead = Math.min(1, Math.max(0, table.end[i - 1] - time) / Math.max(length, 1));
+  return table.needs[i] - table.needs[first] - ahead * (table.needs[i] - table.needs[i - 1]);
+}
+
+// Share of its links that a communicator uses in each bin of the window, on the mean of the ranks that have one.
 function linkShares(page, from, to, bins) {
   const shares = new Map(), width = (to - from) / bins, { operations, kernels } = page.tables;
   page.communicators.forEach((ranks, name) => {
@@ -19,14 +35,18 @@ function linkShares(page, from, to, bins) {
       for (const lane of lanes) {
         // kernels on a lane with operations are parts of these
         const table = operations.offset[lane] === operations.offset[lane + 1] ? kernels : operations;
-        let before = busyUntil(table, lane, from);
+        let before = neededUntil(table, lane, from);
         for (let bin = 0; bin < bins; bin++) {
-          const now = busyUntil(table, lane, from + (bin + 1) * width);
+          const now = neededUntil(table, lane, from + (bin + 1) * width);
           busy[bin] += now - before;
           before = now;
         }
       }
-      for (let bin = 0; bin < bins; bin++) total[bin] += replicas * Math.min(1, busy[bin] / width);
+      for (let bin = 0; bin < bins; bin++) {
+        // streams of one communicator that are busy at once are busy once
+        const share = busy[bin] / width;
+        total[bin] += replicas * (page.linkWord === "busy" ? Math.min(1, share) : share);
+      }
       weight += replicas;
     });
     shares.set(name, total.map((value) => value / weight));
@@ -55,7 +75,7 @@ function drawLinks(context, page, frame, colours) {
     context.lineWidth = 1.3;
     context.beginPath();
     for (let bin = 0; bin < bins; bin++) {
-      const y = frame.bottom - share[bin] * (frame.bottom - frame.top), x = frame.left + bin * frame.width / bins;
+      const y = frame.bottom - Math.min(1, share[bin]) * (frame.bottom - frame.top), x = frame.left + bin * frame.width / bins;
       if (bin) context.lineTo(x, y); else context.moveTo(x, y);
       context.lineTo(x + frame.width / bins, y);
     }

@@ -51,14 +51,13 @@ function spanTable(columns, prefix) {
       end[i] = clock;
     }
   }
-  const steps = get("parent"), back = get("back"), busy = new Float64Array(count + 1);
+  const steps = get("parent"), back = get("back");
   for (let i = 0, row = 0; i < count; i++) {
     row += steps[i];
     parent[i] = row;
     before[i] = back[i] === 0 ? -1 : i - back[i];
-    busy[i + 1] = busy[i] + length[i];
   }
-  return { offset, start, end, parent, before, busy, count, kind: get("kind"), name: get("name"), layer: get("layer"),
+  return { offset, start, end, parent, before, count, kind: get("kind"), name: get("name"), layer: get("layer"),
     microbatch: get("microbatch"), chunk: get("chunk"), nbytes: get("nbytes"), flop: get("flop") };
 }
 

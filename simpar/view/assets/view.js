@@ -1,6 +1,6 @@
 // The page: what the window shows, and how it follows the pointer, the wheel and the keys.
 
-const SHORT_PX = 2.5, RIGHT_PX = 18, TOP_PX = 17, AXIS_PX = 24, NUMBER_PX = 9, FONT = "system-ui, sans-serif";
+const LEAST_PX = 15, SHORT_PX = 2.5, RIGHT_PX = 18, TOP_PX = 17, AXIS_PX = 24, NAME_PX = 20, NUMBER_PX = 9, FONT = "system-ui, sans-serif";
 const byId = (id) => document.getElementById(id);
 
 class View {
@@ -14,6 +14,7 @@ class View {
     this.memoryRank = page.memory ? page.memory.fullest : -1;
     this.hover = null;
     this.pending = false;
+    this.folds = new Folds(page);
     this.canvas = byId("canvas");
     this.over = byId("over");
     this.below = byId("below");
@@ -28,7 +29,15 @@ class View {
     const widest = (texts) => Math.max(0, ...texts.map((text) => context.measureText(text).width));
     const names = widest(this.page.lanes.map((lane) => lane.stream));
     context.font = `bold 12px ${FONT}`;
-    return Math.round(Math.max(96, widest(this.page.groups.map((g) => g.title)) + 12, widest(this.page.groups.map((g) => g.note)) * 0.86 + 12) + names + 14);
+    return Math.round(Math.max(96, widest(this.page.groups.map((g) => g.title)) + NAME_PX + 2, widest(this.page.groups.map((g) => g.note)) * 0.86 + NAME_PX + 2) + names + 14);
+  }
+
+  // Folds what is shown, and shows what is folded.
+  toggle(...which) {
+    this.folds.toggle(which);
+    byId("streams").classList.toggle("off", this.page.groups.some((group) => this.folds.has(group)));
+    this.measure();
+    this.ask();
   }
 
   // ---- geometry ----------------------------------------------------------------------------------------------------
@@ -38,8 +47,8 @@ class View {
     this.ratio = ratio;
     const room = window.innerHeight - [...head].reduce((sum, it) => sum + it.offsetHeight, 0);
     const forLanes = Math.max(140, room - this.placePanels(0).height);
-    this.unit = Math.max(15, Math.min(52, (forLanes - TOP_PX - 6) / this.page.total));
-    const whole = Math.ceil(this.page.total * this.unit + TOP_PX + 6);
+    this.unit = Math.max(LEAST_PX, Math.min(52, (forLanes - TOP_PX - 6) / this.folds.total));
+    const whole = Math.ceil(this.folds.total * this.unit + TOP_PX + 6);
     byId("space").style.height = `${whole}px`;
     box.style.height = `${Math.min(whole, forLanes)}px`;
     this.width = box.clientWidth;
@@ -77,7 +86,9 @@ class View {
 
   get scale() { return this.plot / (this.to - this.from); }
   x(ns) { return this.gutter + (ns - this.from) * this.scale; }
-  y(level) { return level * this.unit + TOP_PX - byId("lanes").scrollTop; }
+  y(level) { return this.folds.shown(level) * this.unit + TOP_PX - byId("lanes").scrollTop; }
+  level(y) { return this.folds.level((y - TOP_PX + byId("lanes").scrollTop) / this.unit); }
+  get fits() { return this.height >= this.folds.total * this.unit; }
   time(x) { return this.from + (x - this.gutter) / this.scale; }
 
   window(pixels = this.plot) {
@@ -124,6 +135,7 @@ class View {
     this.ticks = ticks(this.from, this.to, Math.max(3, this.plot / 110));
     for (const [at] of this.ticks.found) context.fillRect(Math.round(this.x(at)), 0, 1, this.height);
     for (const y of this.page.rules) {
+      if (this.folds.hides(y)) continue;
       const at = Math.round(this.y(y));
       if (at >= 0 && at <= this.height) context.fillRect(0, at, this.width - RIGHT_PX, 1);
     }
@@ -137,7 +149,7 @@ class View {
     context.clip();
     page.lanes.forEach((lane, index) => {
       const top = this.y(lane.y), height = lane.h * this.unit * 0.92;
-      if (top > this.height || top + height < 0) return;
+      if (top > this.height || top + height < 0 || this.folds.hides(lane.y)) return;
       cutLane(page.tables, index, span, this.hidden, page.kinds.length, (kind, start, end, low, high, row, count, busy, table) => {
         const a = Math.max(this.x(start), this.gutter - 2), b = Math.min(this.x(end), this.gutter + this.plot + 2);
         const chunk = row >= 0 ? Math.max(0, page.tables[table].chunk[row]) : 0, key = kind * 64 + Math.min(63, chunk);
@@ -238,21 +250,37 @@ class View {
     for (const lane of page.lanes) {
       const size = Math.min(10, lane.h * this.unit * 0.98);
       context.font = `${size}px ${FONT}`;
-      if (size >= 7) context.fillText(lane.stream, this.gutter - 7, this.y(lane.y + lane.h * 0.46));
+      if (size >= 7 && !this.folds.hides(lane.y)) context.fillText(lane.stream, this.gutter - 7, this.y(lane.y + lane.h * 0.46));
     }
     context.textAlign = "left";
     for (const group of page.groups) {
-      const middle = this.y((group.top + group.bottom) / 2), two = (group.bottom - group.top) * this.unit >= 27 && group.note;
+      if (this.folds.hides(group.top)) continue;
+      const top = this.y(group.top), bottom = this.y(group.bottom), middle = (top + bottom) / 2, two = bottom - top >= 27 && group.note;
+      if (this.folds.can(group)) this.drawFold(context, two ? middle - 7 : middle, this.folds.has(group));
       context.font = `bold 12px ${FONT}`;
       context.fillStyle = group.rank === this.memoryRank && page.groups.length > 1 && page.memory ? this.colours.accent : this.colours.text;
-      context.fillText(group.title, 10, two ? middle - 7 : middle);
+      context.fillText(group.title, NAME_PX, two ? middle - 7 : middle);
+      const beside = NAME_PX + context.measureText(group.title).width + 5;
       context.font = `10px ${FONT}`;
       context.fillStyle = this.colours.faint;
-      if (two) context.fillText(group.note, 10, middle + 7);
+      if (two) context.fillText(group.note, NAME_PX, middle + 7);
+      else if (group.count > 1) context.fillText(`×${group.count.toLocaleString("en-US")}`, beside, middle);
     }
     context.font = `bold 12px ${FONT}`;
-    context.fillStyle = this.colours.text;
-    for (const [title, at] of page.titles) context.fillText(title, 10, this.y(at + 0.45));
+    for (const title of page.titles) {
+      const y = this.y(title.top + 0.45);
+      if (this.folds.can(title)) this.drawFold(context, y, this.folds.has(title));
+      context.fillStyle = this.colours.text;
+      context.fillText(title.text, NAME_PX, y);
+    }
+  }
+
+  // A triangle that points down at what is open, and right at what is folded.
+  drawFold(context, y, folded) {
+    context.fillStyle = this.colours.faint;
+    context.beginPath();
+    for (const [a, b] of [[-3, -4], [4, 0], [-3, 4]]) context.lineTo(NAME_PX - 9 + (folded ? a : b), y + (folded ? b : a));
+    context.fill();
   }
 
   drawPanels() {
@@ -275,7 +303,7 @@ class View {
       drawErrors(context, page.columns, frame(panels.errors), most, colours);
     }
     if (panels.links) {
-      this.panelFrame(context, panels.links, "links busy", [[0, "100 %"], [1, "0"]]);
+      this.panelFrame(context, panels.links, `links ${page.linkWord}`, [[0, "100 %"], [1, "0"]]);
       drawLinks(context, page, frame(panels.links), colours);
       this.keys(context, panels.links, [...page.communicators.keys()].map((name) => [name, colours.families[name] || colours.faint]));
     }
@@ -299,9 +327,9 @@ class View {
     context.lineTo(frame.left + frame.width, y);
     context.stroke();
     context.setLineDash([]);
-    context.textAlign = "left";
+    context.textAlign = "right"; // the panel's title is at the left
     context.textBaseline = "bottom";
-    context.fillText(`capacity ${bytesText(capacity)}`, frame.left + 4, y - 1);
+    context.fillText(`capacity ${bytesText(capacity)}`, frame.left + frame.width - 4, y - 1);
   }
 
   memoryIndex() { return Math.max(0, this.page.memory.ranks.findIndex((rank) => rank.rank === this.memoryRank)); }
