@@ -160,7 +160,9 @@ def fit_framework(
         name.split(".", maxsplit=1)[0]: Fitted(relative_sd=round(d, 3), rows=rows) for name, d in relative_sd.items()
     }
     residual = float(np.quantile(np.abs(after), 0.8))
-    framework = _with(base, constants, theta).replace(fitted={**base.fitted, **fitted}, residual_80=round(residual, 3))
+    framework = _with(base, constants, theta).replace(
+        fitted={**base.fitted, **fitted}, residual_80=round(residual, 3), residual_80_experts=None
+    )
     before = np.abs(np.expm1([ratio for (ratio, reason) in start if not reason]))
     return FrameworkFit(
         framework, values, relative_sd, before, np.abs(np.expm1(after)), tuple(run.id for run in used), left_out
@@ -243,7 +245,7 @@ def write_framework(found: FrameworkFit, base: Framework, name: str, path: Path)
         if field in fitted.fitted:
             value = getattr(fitted, field)
             data[field] = value.model_dump() if isinstance(value, Description) else value
-    data["residual_80"] = fitted.residual_80
+    data |= {"residual_80": fitted.residual_80, "residual_80_experts": fitted.residual_80_experts}
     data["fitted"] = {field: entry.model_dump() for field, entry in fitted.fitted.items()}
     write_whole(path, yaml.safe_dump(data, sort_keys=False, allow_unicode=True).encode())
 

@@ -123,7 +123,10 @@ def interval(result: Result, level: float = USUAL_LEVEL) -> tuple[float, float]:
     """
     if not 0 < level < 1:
         raise ValueError(f"level={level:g} must lie between 0 and 1; give a share such as 0.8")
-    residual, device = result.layout.framework.residual_80, result.job.cluster.device
+    framework, device = result.layout.framework, result.job.cluster.device
+    residual = framework.residual_80
+    if result.layout.has_experts and framework.residual_80_experts is not None:
+        residual = framework.residual_80_experts
     if residual is None:
         return result.uncertainty.interval(level)
     sd = residual / NormalDist().inv_cdf(0.9)

@@ -6,6 +6,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
+from simpar.framework.framework import framework
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import device
 from simpar.job import Job
@@ -147,3 +148,14 @@ def test_links_and_devices_of_the_same_kind_err_together() -> None:
         for c in clusters
     ]
     assert {key for key in keys[0] if not key.startswith("no network")} <= keys[1]
+
+
+def test_steps_of_models_with_experts_have_residuals_of_their_own() -> None:
+    software = framework("megatron-core")
+    assert software.residual_80 is not None
+    assert software.residual_80_experts is not None
+    for model, residual in (("mixtral-8x7b", software.residual_80_experts), ("llama2-7b", software.residual_80)):
+        job = {"model": model, "cluster": "h100-sxm:1x8", "plan": {"zero": 3, "seq_len": 512}}
+        found = simulate(job, allow_oom=True)
+        _, high = interval(found, 0.8)
+        assert high / found.step_time_s == pytest.approx(math.exp(residual))

@@ -30,6 +30,8 @@ def state_bytes(
     zero: int,
     shard: int,
     compute_gradients: bool = False,
+    compute_shard: bool = False,
+    offloaded: bool = False,
 ) -> dict[str, int]:
     """Bytes of states on one rank, by memory category.
 
@@ -42,6 +44,9 @@ def state_bytes(
         zero: ZeRO stage.
         shard: ranks that shard.
         compute_gradients: gradients in compute precision are held beside those in ``grad_dtype``.
+        compute_shard: with ZeRO-3, a shard in compute precision is held beside the master weights' (DeepSpeed).
+        offloaded: master weights and moments lie on the host (:func:`host_state_bytes`), and sharded gradients go there
+            as they come.
 
     Returns:
         Bytes of ``weights``, ``gradients`` and ``optimizer``.
@@ -53,20 +58,32 @@ def state_bytes(
     master = width if has_master(precision, optimizer_dtype) else 0
     moments = _MOMENTS[optimizer] * width
     weights = weight_bytes(precision)
-    if zero == 3 and master:
-        weights, master = (
-            master,
-            0,
-        )  # the fp32 shard is the master copy; compute precision exists only gathered
+    gradients = DTYPE_BYTES[grad_dtype] + (weight_bytes(precision) if compute_gradients else 0)
+    if offloaded:
+        master = moments = 0
+        gradients = 0 if zero >= 2 else gradients
+    elif zero == 3 and master:
+        # the fp32 shard is the master copy; compute precision exists only gathered, or beside it
+        weights, master = master + (weights if compute_shard else 0), 0
 
     def share(width: int, stage: int) -> int:
         return -(-parameters * width // (shard if zero >= stage else 1))
 
     return {
         "weights": share(weights, 3),
-        "gradients": share(DTYPE_BYTES[grad_dtype] + (weight_bytes(precision) if compute_gradients else 0), 2),
+        "gradients": share(gradients, 2),
         "optimizer": share(master + moments, 1),
     }
+
+
+def host_state_bytes(parameters: int, *, grad_dtype: str, optimizer: str, optimizer_dtype: str) -> int:
+    """Bytes on the host for ``parameters`` parameters that it updates for a rank.
+
+    Its own copy of the weights, whatever devices read, the moments, and the gradients that arrive: 16 bytes with Adam
+    in fp32 (Ren et al. 2021, arXiv:2101.06840, ZeRO-Offload, section 3).
+    """
+    width = DTYPE_BYTES[optimizer_dtype]
+    return parameters * (width * (1 + _MOMENTS[optimizer]) + DTYPE_BYTES[grad_dtype])
 
 
 def optimizer_traffic(

@@ -13,9 +13,9 @@ from simpar.faults.description import Faults
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import Device
 from simpar.hardware.fabric import Link, Network, span
-from simpar.hardware.host_ways import host_way
-from simpar.model.work import Kernel
-from simpar.program.ir import Group
+from simpar.hardware.host_ways import host_link, host_memory, host_of, host_way
+from simpar.model.work import Kernel, MemoryBound
+from simpar.program.ir import Group, HostOp
 from simpar.units import ns
 
 _NAME = re.compile(r"([a-z]+)(\d+)(.*)")
@@ -40,6 +40,13 @@ class Transfer(NamedTuple):
     stream_ns: int
     loads: tuple[Load, ...]
     intensity: float = 0.0
+
+
+class _Near(NamedTuple):
+    """Ranks that share a host, and those of them that share a link to it."""
+
+    on_host: int
+    on_link: int
 
 
 class Costs:
@@ -92,6 +99,7 @@ class Costs:
         self._seen: dict[Group, Cluster] = {}
         self._shared: dict[tuple[str, float, Group], tuple[Load, ...]] = {}
         self._units: dict[tuple[Group, bool, float], tuple[Load, ...]] = {}
+        self._neighbours: dict[tuple[int, range | tuple[int, ...]], _Near] = {}
 
     def place(self, rank: int) -> int:
         """The GPU that a rank runs on."""
@@ -228,6 +236,42 @@ class Costs:
         latency_s, bytes_per_s, ways = host_way(self._network, src, dst)
         cost = CollectiveCost("p2p", latency_s, latency_s + nbytes / bytes_per_s, 0.0, 0.0)
         return Transfer(*_split(cost), tuple(Load(link, nbytes * share) for link, share in ways))
+
+    def host_work(self, op: HostOp, nbytes: float, rank: int, copies: "range | tuple[int, ...]") -> Transfer:
+        """A copy between a rank's device and its host, or a pass of the processor over the memory there.
+
+        A copy takes the link to the host and that memory, a pass the memory alone: it is bound by traffic (an update
+        with Adam does less than 1 FLOP a byte). Folded copies on the same host load the same memory, those below the
+        same switch the same link; on other hosts they load links like these.
+        """
+        host, place = self._cluster.host, self.place(rank)
+        memory = host_memory(self._cluster, place)
+        near = self._near(rank, copies)
+        loads = [Load(memory, nbytes * near.on_host, near.on_host)]
+        if op == "update":
+            latency_s = host.device.memory_bound["elementwise"].overhead_s
+            alone_s = kernel_s(MemoryBound(int(nbytes)), host.device) - latency_s
+        else:
+            link = host_link(self._cluster, place, ">" if op == "copy_out" else "<")
+            loads.append(Load(link, nbytes * near.on_link, near.on_link))
+            if self._cluster.node_link.kind == "pcie":  # the GPU has one plug for all
+                out, into = self._network.node_links(place)
+                loads.append(Load(out if op == "copy_out" else into, nbytes))
+            rate = min(load.link.capacity_bytes_per_s for load in loads)
+            latency_s, alone_s = host.latency_s, nbytes / rate
+        return Transfer(ns(latency_s), ceil(alone_s * 1e9 - 1e-6), tuple(loads))
+
+    def _near(self, rank: int, copies: "range | tuple[int, ...]") -> "_Near":
+        """How many of the ranks that one stands for share its host, and its link there."""
+        found = self._neighbours.get((rank, copies))
+        if found is None:
+            cluster, place = self._cluster, self.place(rank)
+            host, link = host_of(cluster, place), host_link(cluster, place, ">")
+            places = [self.place(rank + shift) for shift in copies]
+            near = [other for other in places if host_of(cluster, other) == host]
+            found = _Near(len(near), sum(host_link(cluster, other, ">") == link for other in near))
+            self._neighbours[rank, copies] = found
+        return found
 
     def _collective(self, op: str, nbytes: float, group: Group) -> CollectiveCost:
         nodes = self._nodes.get(group)

@@ -54,6 +54,15 @@ class SendStep(NamedTuple):
     mail: "Mail"
 
 
+class HostStep(NamedTuple):
+    """Copies from or to the memory of the host, or lets its processor work there, once it was issued."""
+
+    label: Label
+    issue_ns: int
+    nbytes: float
+    route: Route
+
+
 class MeetStep(NamedTuple):
     """Takes part in a collective once it was issued."""
 
@@ -100,7 +109,7 @@ class Mail(Signal):
         self.box: Mailbox | None = None
 
 
-Step = RunStep | Record | Wait | Mail | SyncStep | Alloc | SendStep | MeetStep
+Step = RunStep | Record | Wait | Mail | SyncStep | Alloc | SendStep | HostStep | MeetStep
 """What a stream executes; an instruction that needs no more than it says is a step itself."""
 
 
@@ -277,7 +286,7 @@ class Gpu:
         self.blocked.pop(COMPUTE, None)
 
     def communicate(self, name: str, lane: int, steps: "list[Step]") -> Stream:
-        """The stream of a communicator: executes its steps in order."""
+        """The stream of a communicator, or of the host's part: executes its steps in order."""
         clock, events, rows, transfer = self.clock, self.events, self.recorder.rows, self.network.transfer
         new = tuple.__new__  # what a named tuple's own constructor calls, three times as fast
         cause = NONE
@@ -308,6 +317,14 @@ class Gpu:
                 rows.append(new(Row, (start, clock.ns, lane, step.label, step.nbytes, cause, NONE, 0)))
                 cause = mail.row
                 clock.fire(mail, cause)
+            elif type(step) is HostStep:
+                issued = step.issue_ns + self.host_lag_ns
+                if issued > clock.ns:
+                    yield issued - clock.ns
+                start = clock.ns
+                yield transfer(step.route)
+                rows.append(Row(start, clock.ns, lane, step.label, step.nbytes, cause))
+                cause = len(rows) - 1
             elif type(step) is MeetStep:
                 issued = step.issue_ns + self.host_lag_ns
                 if issued > clock.ns:

@@ -11,6 +11,7 @@ from simpar.engine.clock import Clock
 from simpar.engine.costs import Costs, Load
 from simpar.engine.gpu import (
     Gpu,
+    HostStep,
     Mail,
     Mailbox,
     Meeting,
@@ -38,6 +39,7 @@ from simpar.program.ir import (
     Collective,
     Delay,
     Group,
+    HostWork,
     Instruction,
     Launch,
     Operation,
@@ -111,6 +113,7 @@ class _Simulation:
         self._blocks: dict[tuple[int, int], BlockPrice] = {}
         self._operations: dict[tuple[int, int], OperationPrice] = {}
         self._messages: dict[tuple[float, int, int, tuple[tuple[int, float], ...]], Route] = {}
+        self._host_works: dict[tuple[Hashable, ...], Route] = {}
         opened = [self._opened(rank) for rank in program.ranks]
         for rank, (instructions, _) in zip(program.ranks, opened, strict=True):
             for instruction in instructions:
@@ -237,6 +240,9 @@ class _Simulation:
                 issue += launch_ns
                 step = self._meet_step(instruction, rank, counts, issue, opened)
                 streams[instruction.group.stream].append(step)
+            elif type(instruction) is HostWork:
+                issue += instruction.launches * launch_ns
+                streams[instruction.stream].append(self._host_step(instruction, rank, issue))
         return streams
 
     def _label(self, run: Run) -> Label:
@@ -297,6 +303,18 @@ class _Simulation:
         label = new(Label, (KIND["p2p"], self.recorder.name(send.stream), send.microbatch, NONE, NONE))
         carried = sum(nbytes for _, nbytes in send.parts) if send.also else send.nbytes
         return new(SendStep, (label, issue, carried, found, mail))
+
+    def _host_step(self, work: HostWork, rank: int, issue: int) -> HostStep:
+        question = (work.op, work.nbytes, rank, work.copies)
+        route = self._host_works.get(question)
+        if route is None:
+            transfer = self._costs.host_work(*question)
+            loads = self._loads(transfer.loads)
+            route = self._host_works[question] = self.network.route(transfer.latency_ns, transfer.stream_ns, loads)
+        is_copy = work.op != "update"
+        kind = KIND["copy" if is_copy else "optimizer"]
+        label = Label(kind, self.recorder.name(work.name), work.microbatch, layer=work.layer)
+        return HostStep(label, issue, work.nbytes if is_copy else 0.0, route)  # a column holds FLOP of what computes
 
     def _loads(self, loads: Iterable[Load]) -> list[LinkLoad]:
         return [(self.network.link(x.link.name, x.link.capacity_bytes_per_s), x.nbytes, x.flows) for x in loads]

@@ -11,7 +11,18 @@ import numpy as np
 
 from simpar.engine.costs import Costs, Load
 from simpar.engine.rows import KIND
-from simpar.program.ir import Block, Collective, Instruction, Operation, Program, RankProgram, Run, Send, open_run
+from simpar.program.ir import (
+    Block,
+    Collective,
+    HostWork,
+    Instruction,
+    Operation,
+    Program,
+    RankProgram,
+    Run,
+    Send,
+    open_run,
+)
 from simpar.trace.trace import KINDS, FloatColumn, Lane
 
 
@@ -40,7 +51,10 @@ def link_s_per_byte(program: Program, costs: Costs, lanes: Sequence[Lane]) -> Fl
     return np.divide(seconds, nbytes, out=np.zeros_like(seconds), where=nbytes > 0)
 
 
-def _transfers(rank: RankProgram) -> Counter[Collective | Send]:
+_Transfer = Collective | Send | HostWork
+
+
+def _transfers(rank: RankProgram) -> Counter[_Transfer]:
     """What a rank's streams carry and how often; those that load links alike are one."""
     found = Counter(_plain(rank.instructions))
     runs = Counter(instruction.operation for instruction in rank.instructions if isinstance(instruction, Run))
@@ -55,25 +69,31 @@ def _transfers(rank: RankProgram) -> Counter[Collective | Send]:
     return found
 
 
-def _plain(instructions: Iterable[Instruction]) -> Iterator[Collective | Send]:
+def _plain(instructions: Iterable[Instruction]) -> Iterator[_Transfer]:
     """Collectives and messages without what tells one from the next."""
     for instruction in instructions:
         if isinstance(instruction, Collective):
             yield Collective(instruction.op, instruction.nbytes, instruction.group)
         elif isinstance(instruction, Send):
             yield instruction._replace(tag=None, microbatch=-1)
+        elif isinstance(instruction, HostWork) and instruction.op != "update":
+            yield instruction._replace(name="", microbatch=-1, layer=-1)
 
 
-def _label(transfer: Collective | Send) -> tuple[str, str, float]:
+def _label(transfer: _Transfer) -> tuple[str, str, float]:
     """Stream, kind and bytes of its span."""
     if isinstance(transfer, Collective):
         return transfer.group.stream, transfer.op, transfer.nbytes
+    if isinstance(transfer, HostWork):
+        return transfer.stream, "copy", transfer.nbytes
     return transfer.stream, "p2p", sum(nbytes for _, nbytes in transfer.parts)
 
 
-def _loads(transfer: Collective | Send, rank: int, costs: Costs) -> Iterator[Load]:
+def _loads(transfer: _Transfer, rank: int, costs: Costs) -> Iterator[Load]:
     if isinstance(transfer, Send):
         yield from costs.messages(transfer.parts, rank, transfer.copies).loads
+    elif isinstance(transfer, HostWork):
+        yield from costs.host_work(transfer.op, transfer.nbytes, rank, transfer.copies).loads
     else:
         yield from costs.collective(transfer.op, transfer.nbytes, transfer.group, rank).loads
         yield from costs.shared_loads(transfer.op, transfer.nbytes, transfer.group)

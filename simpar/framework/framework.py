@@ -173,6 +173,9 @@ class Framework(Description):
             balanced).
         attention: attention kernel where a plan leaves it ``auto``; None takes the device's newest.
         loss_kernel: ``unfused`` or ``fused`` cross entropy.
+        fp8_cast_bytes: traffic per element where a kernel of its own casts the activations that enter a linear layer, or
+            the gradients of its output, to fp8; 0 where kernels before it do so. Casts of experts' rows are counted
+            apart.
         trains_with_dropout: whether its GPT recipes drop activations by default.
         vocab_multiple: the vocabulary is padded to a multiple of this ...
         vocab_multiple_times_tp: ... times the tensor-parallel degree.
@@ -180,6 +183,7 @@ class Framework(Description):
         grad_accumulation: ``fused`` into the weight-gradient product (read, add, write in the gradient's dtype), or
             ``separate`` (the product writes compute precision; a further kernel adds it).
         keeps_compute_gradients: gradients in compute precision stay allocated beside the accumulated ones.
+        keeps_compute_shard: with ZeRO-3, a shard of the weights in compute precision stays beside the one in fp32.
         records_streams: tensors of asynchronous collectives are held until the GPU is done with them, while the host
             runs ahead (:mod:`simpar.program.queue`).
         extra_activations: kept for backward.
@@ -206,6 +210,7 @@ class Framework(Description):
         compiled_launches: launches where the model is compiled, over those listed.
         residual_80: four fifths of measured step times lie within a factor exp(±this) of the prediction; None where no
             steps of this framework were measured.
+        residual_80_experts: the same for models with experts; None where it is that of all models.
         fitted: the constants that were fitted.
         sources: where each entry comes from, by field.
     """
@@ -222,6 +227,7 @@ class Framework(Description):
     expert_skew: NonNegative = 0.0
     attention: Literal["unfused", "flash1", "flash2", "flash3"] | None = None
     loss_kernel: Literal["unfused", "fused"] = "unfused"
+    fp8_cast_bytes: NonNegative = 0.0
     trains_with_dropout: bool = False
     vocab_multiple: Annotated[int, Field(ge=1)] = 128
     vocab_multiple_times_tp: bool = True
@@ -230,6 +236,7 @@ class Framework(Description):
     )
     grad_accumulation: Literal["fused", "separate"] = "fused"
     keeps_compute_gradients: bool = False
+    keeps_compute_shard: bool = False
     records_streams: bool = False
     extra_activations: Kept = Kept()
     peak: Peak = Peak()
@@ -248,6 +255,7 @@ class Framework(Description):
     compiled_traffic: Positive = 1.0
     compiled_launches: Positive = 1.0
     residual_80: NonNegative | None = None
+    residual_80_experts: NonNegative | None = None
     fitted: dict[str, Fitted] = Field(default_factory=dict)
     sources: dict[str, str] = Field(default_factory=dict)
 
@@ -271,7 +279,6 @@ class Framework(Description):
 
 
 ALIASES: Mapping[str, str] = {
-    "bigscience": "megatron-deepspeed",
     "composer": "llm-foundry",
     "ddp": "pytorch",
     "fms-fsdp": "pytorch",

@@ -34,6 +34,7 @@ __all__ = [
     "NodeLink",
     "cluster_presets",
     "fabric_names",
+    "host_names",
     "named_fabric",
     "named_node_link",
     "node_link_names",
@@ -82,6 +83,11 @@ def node_link_names() -> tuple[str, ...]:
 def fabric_names() -> tuple[str, ...]:
     """Names of the catalog's fabrics."""
     return tuple(_catalog("fabrics"))
+
+
+def host_names() -> tuple[str, ...]:
+    """Names of the catalog's hosts."""
+    return tuple(_catalog("hosts"))
 
 
 def named_node_link(name: str) -> NodeLink:
@@ -236,7 +242,7 @@ class Cluster(Description):
     graph: Graph | None = None
     groups: tuple[NodeGroup, ...] = ()
     placement: tuple[Annotated[int, Field(ge=0)], ...] | None = None
-    host: Host = Field(default_factory=Host)
+    host: Annotated[Host, BeforeValidator(lambda value: _expand("hosts", "host", value))] = Field(default_factory=Host)
     price_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None
     overhead_w_per_gpu: Annotated[float, Field(ge=0)] = 0.0
     pue: Annotated[float, Field(ge=1)] = 1.0
@@ -318,6 +324,8 @@ class Cluster(Description):
                 del fields["node_link"]
             if usual and self.fabric == named_fabric(usual["fabric"]):
                 del fields["fabric"]
+            if "host" in usual and self.host == Host.model_validate(_lookup("hosts", "host", usual["host"])):
+                del fields["host"]
         return type(self).model_validate({**fields, **changes})
 
     @property

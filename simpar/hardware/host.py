@@ -20,19 +20,30 @@ def read_device(value: Any) -> Any:
 
 
 class Host(Description):
-    """The processor of a node, as a place where a program may run (a parameter server).
+    """The processor of a node, as a place where a program may run (a parameter server) or keep what it needs less often.
 
     Attributes:
+        about: one line for people.
         device: the processor with its memory, as a name of the catalog or fields with a ``base``.
         link_bytes_per_s: usable rate of one link to the GPUs, one direction. The default is PCIe 4.0 with 16 lanes,
             which carries 31.5 GB/s on the wire and some 25 GB/s of copies.
         gpus_per_link: GPUs that share such a link (those below one PCIe switch).
+        gpus_per_host: GPUs that share a processor and its memory; None means those of the node.
         latency_s: latency of a copy (assumed; small copies of CUDA take some 10 µs).
+        sources: where the values come from.
     """
 
     error_type: ClassVar[type[SimparError]] = ClusterError
 
+    about: str = ""
     device: Annotated[Device, BeforeValidator(read_device)] = Field(default_factory=lambda: device("cpu"))
     link_bytes_per_s: Annotated[float, Field(gt=0)] = 25e9
     gpus_per_link: Annotated[int, Field(ge=1)] = 1
+    gpus_per_host: Annotated[int, Field(ge=1)] | None = None
     latency_s: Annotated[float, Field(ge=0)] = 10e-6
+    sources: tuple[str, ...] = ()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anybody has said what the processor is, in place of the generic one."""
+        return self.device != device("cpu")

@@ -36,7 +36,7 @@ def host_way(network: Network, src: int, dst: int) -> HostWay:
         if min(src, dst) >= gpus:
             return HostWay(0.0, float("inf"), ())
         gpu, way = (src, ">") if dst >= gpus else (dst, "<")
-        link = Link(f"pcie{gpu // host.gpus_per_link}{way}", host.link_bytes_per_s)
+        link = host_link(cluster, gpu, way)
         return HostWay(host.latency_s, host.link_bytes_per_s, ((link, 1.0),))
     fabric = cluster.fabric
     assert fabric is not None, "several nodes have a fabric"
@@ -49,6 +49,26 @@ def host_way(network: Network, src: int, dst: int) -> HostWay:
         rates.append(sum(link.capacity_bytes_per_s for link in links))
     ways[1:1] = _above_the_nics(network, nodes)
     return HostWay(cluster.node_link.p2p_latency_s + fabric.p2p_latency_s, min(rates), tuple(ways))
+
+
+def host_link(cluster: Cluster, gpu: int, way: str) -> Link:
+    """The link from a GPU to its host (``>``) or back (``<``), which the GPUs of a switch share."""
+    host, local = cluster.host, cluster.gpus_per_node
+    links = -(-local // host.gpus_per_link)  # of a node
+    return Link(f"pcie{gpu // local * links + gpu % local // host.gpus_per_link}{way}", host.link_bytes_per_s)
+
+
+def host_of(cluster: Cluster, gpu: int) -> int:
+    """The host of a GPU: that of its node, or of the GPUs that share a processor with it."""
+    local, each = cluster.gpus_per_node, cluster.host.gpus_per_host or cluster.gpus_per_node
+    return gpu // local * -(-local // each) + gpu % local // each
+
+
+def host_memory(cluster: Cluster, gpu: int) -> Link:
+    """The memory of the host of a GPU, as a link that all copies and passes of the processor share."""
+    device = cluster.host.device
+    usable = device.memory_bytes_per_s * device.memory_bound["elementwise"].bandwidth_efficiency
+    return Link(f"ram{host_of(cluster, gpu)}", usable)
 
 
 def _above_the_nics(network: Network, nodes: list[int]) -> Ways:

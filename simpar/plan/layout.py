@@ -14,6 +14,7 @@ from simpar.model.module import ModuleModel
 from simpar.model.transformer import Transformer
 from simpar.model.work import AttentionKernel
 from simpar.plan.kinds import check_expert_samples, check_experts, check_kinds, expert_fields
+from simpar.plan.offload import check_hosts
 from simpar.plan.partition import samples_to_microbatches
 from simpar.plan.placement import stage_devices
 from simpar.plan.plan import Overlap, Plan, Precision, StateDType
@@ -189,6 +190,7 @@ def lay_out(plan: Plan, model: Model, cluster: Cluster) -> Layout:
     samples = _samples(plan, model, dp, microbatches, seq_len)
     if samples is not None:
         seq_len = max(max(lengths) for lengths in samples.padded)
+    check_hosts(plan, cluster)
     device = cluster.device
     precision = _precision(plan, model)
     for kind in cluster.devices:

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from simpar.description import Description
 from simpar.errors import PlanError, SimparError
 from simpar.framework.framework import Framework, read_framework
+from simpar.plan.offload import Offload, check_offload
 from simpar.plan.samples import Data
 from simpar.plan.sync import OuterOptimizer, ParameterServer, check_sync, read_sync
 from simpar.schedule.registry import SCHEDULES, chunks_per_rank, takers, takes, unknown
@@ -104,6 +105,10 @@ class Plan(Description):
         seq_len: tokens per sample; left open, the model's maximum, at most 4,096.
         recompute: ``none``, ``selective`` (attention core), ``full`` (whole layers).
         recompute_layers: with ``full``, only so many layers of each virtual stage.
+        offload: what lies in the memory of hosts: ``optimizer`` states, which the host's processor then updates
+            (DeepSpeed's ``offload_optimizer``, Megatron's ``--optimizer-cpu-offload``), ``activations`` between their
+            passes (Transformer Engine's ``cpu_offload``, Megatron's ``--cpu-offloading-num-layers``), ``both`` or
+            ``none``. Copies run beside compute as far as the links to the hosts (``cluster.host``) let them.
         frozen_layers: the embedding and so many of the first layers are not trained (a frozen encoder): they run
             forward only, and have no gradients and no optimizer states.
         precision: dtype of compute and of the weights it reads; left open, bf16 for transformers, and for other modules
@@ -165,6 +170,7 @@ class Plan(Description):
     seq_len: Positive | None = None
     recompute: Literal["none", "selective", "full"] = "none"
     recompute_layers: Positive | None = None
+    offload: Offload = "none"
     frozen_layers: Positive | None = None
     precision: Precision | None = None
     grad_dtype: StateDType | None = None
@@ -212,6 +218,7 @@ class Plan(Description):
             )
         self._check_pipeline(chunks)
         check_sync(self)
+        check_offload(self)
         return self
 
     def _check_pipeline(self, chunks: int) -> None:

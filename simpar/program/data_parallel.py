@@ -14,6 +14,7 @@ from simpar.plan.layout import Layout
 from simpar.program.compression import Compression, Exchange
 from simpar.program.groups import STREAM, Chains, Groups
 from simpar.program.ir import Launch
+from simpar.program.offload import HostUpdate
 from simpar.program.unit import Held, Placed
 from simpar.program.writer import Writer
 
@@ -37,24 +38,33 @@ class Bucket(NamedTuple):
 class Replicated:
     """DDP and the distributed optimizer: gradients bucket by bucket behind (or beside) the last backward pass."""
 
-    def __init__(self, layout: Layout, groups: Groups, writer: Writer, chunks: Sequence[Sequence[Placed]]) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        groups: Groups,
+        writer: Writer,
+        chunks: Sequence[Sequence[Placed]],
+        host: HostUpdate | None = None,
+    ) -> None:
         self._layout = layout
+        self._host = host
         self._groups = groups
         self._writer = writer
         self._chunks = chunks
         self._gathered: dict[tuple[int, int], list[int]] = {}
         self._reduced: dict[str, int] = {}  # the last event of each kind of parameters, by its stream
-        self._pending: list[Chains] = []  # what is reduced after the last backward pass
+        self._pending: list[tuple[Chains, int, Bucket, int]] = []  # what is reduced after the last backward pass
+        self._left: int | None = None  # the last gradients are on the host from this event on
         plan = layout.plan
         has_experts = any(p.unit.trained.experts for placed in chunks for p in placed)
         copies = max(layout.reducing, layout.expert_replicas if has_experts and plan.sync_every == 1 else 1)
         shards = max(layout.shard, layout.expert_shard if has_experts else 1)
-        self._reduces = copies > 1
-        self._by_bucket = bool(layout.overlap.grad_reduce) and copies > 1
+        self._reduces = copies > 1 or host is not None
+        self._by_bucket = bool(layout.overlap.grad_reduce) and self._reduces
         self._gathers = plan.zero in (1, 2) and shards > 1
         self._waits_for_shards = self._gathers and layout.framework.optimizer.waits_for_shards
         self._gathers_ahead = self._gathers and layout.overlap.param_gather
-        self._each_microbatch = plan.zero == 2 and copies > 1
+        self._each_microbatch = plan.zero == 2 and self._reduces
         packs = copies > 1 and plan.grad_compression != "none"
         self._exchange = Exchange(Compression.of(layout), groups.dense.all, writer) if packs else None
         self._unsent: list[tuple[int, int]] = []  # parameters and microbatch of what is compressed after backward
@@ -97,14 +107,14 @@ class Replicated:
             chains = self._in_buckets(bucket, microbatch)
             self._copy_shards(bucket)
             if self._by_bucket:
-                self._reduce(chains)
+                self._reduce(chains, chunk, bucket, microbatch)
                 if self._waits_for_shards:
                     self._wait()
             elif self._each_microbatch:
-                self._reduce(chains)
+                self._reduce(chains, chunk, bucket, microbatch)
                 self.before_update()  # the full gradient's memory is needed again at once
             else:
-                self._pending.append(chains)
+                self._pending.append((chains, chunk, bucket, microbatch))
 
     def backward_input(self, run: Runner, chunk: int) -> None:
         """The first half of a split backward pass, which brings no gradients yet; the second is :meth:`backward`."""
@@ -140,13 +150,20 @@ class Replicated:
         nbytes = 2 * weight_bytes(layout.precision) * bucket.held.total
         self._writer.add(Launch(MemoryBound(int(nbytes * layout.traffic)), "copy shards", "optimizer", launches))
 
-    def _reduce(self, chains: Chains) -> None:
+    def _reduce(self, chains: Chains, chunk: int, bucket: Bucket, microbatch: int) -> None:
+        """Reduces gradients, and sends them to the host where it updates."""
         # kinds are issued before any is waited for: neither stands in the other's way
         done = self._writer.record() if chains else 0
+        ends: list[int] = []
         for chain in chains:
             end = self._writer.after(chain, done)
             if end is not None:
                 self._reduced[chain[0].group.stream] = end
+                ends.append(end)
+        if self._host is not None:
+            if self._each_microbatch:
+                self._wait_for_host()  # the gradients of one bucket leave while those of the next come
+            self._left = self._host.gradients((chunk, bucket.first), bucket.held, ends, microbatch) or self._left
 
     def _send(self) -> None:
         """Compresses gradients and sends them off."""
@@ -161,16 +178,23 @@ class Replicated:
         if self._exchange is not None:
             self._send()
             self._exchange.finish()
-        for chains in self._pending:
-            self._reduce(chains)
+        for pending in self._pending:
+            self._reduce(*pending)
         self._pending = []
         self._wait()
+        self._wait_for_host()
 
     def _wait(self) -> None:
         """Lets the compute stream wait for all that is being reduced."""
         for event in self._reduced.values():
             self._writer.wait(event)
         self._reduced = {}
+
+    def _wait_for_host(self) -> None:
+        """Lets it wait until all gradients that leave have left."""
+        if self._left is not None:
+            self._writer.wait(self._left)
+            self._left = None
 
     def end_step(self) -> None:
         """Gathers updated parameters, unless the next step does it beside its first forward pass."""
@@ -226,8 +250,16 @@ class FullySharded:
     full gradients are held; without ``overlap.grad_reduce`` it waits for its own.
     """
 
-    def __init__(self, layout: Layout, groups: Groups, writer: Writer, chunks: Sequence[Sequence[Placed]]) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        groups: Groups,
+        writer: Writer,
+        chunks: Sequence[Sequence[Placed]],
+        host: HostUpdate | None = None,
+    ) -> None:
         self._layout = layout
+        self._host = host
         self._groups = groups
         self._writer = writer
         self._chunks = chunks
@@ -281,6 +313,12 @@ class FullySharded:
             if end is not None:
                 self._reduced[chain[0].group.stream] = end
         self._scattered = [begun for _, begun in scattered if begun is not None] or self._scattered
+        if self._host is not None:
+            ends = [self._reduced[chain[0].group.stream] for chain in chains]
+            left = self._host.gradients((chunk, unit), placed.unit.trained, ends, microbatch)
+            if left is not None:
+                self._reduced["host"] = left
+                self._scattered = self._scattered if chains else [left]  # what nobody shares leaves as a whole
         if not self._layout.overlap.grad_reduce:
             self.before_update()
 

@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 from simpar.model.work import Kernel, Work
 
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "shift"]
+HostOp = Literal["copy_out", "copy_in", "update"]
 Phase = Literal["forward", "backward", "recompute", "weight_grad", "optimizer"]
 COMPUTE = "compute"
 
@@ -91,6 +92,27 @@ class Recv(NamedTuple):
     peer: int
     tag: Hashable
     launches: int = 1
+
+
+class HostWork(NamedTuple):
+    """What a rank asks of the memory of its host, on ``stream``: a copy, or a pass of the processor over states there.
+
+    ``nbytes`` are those copied, or those that the pass reads and writes. ``copies`` are the ranks that it stands for
+    when replicas are folded, as shifts of this one; those of the same host share its memory and links.
+    """
+
+    stream: str
+    op: HostOp
+    nbytes: float
+    name: str
+    microbatch: int = -1
+    layer: int = -1
+    copies: "range | tuple[int, ...]" = (0,)
+
+    @property
+    def launches(self) -> int:
+        """Calls of the host that it takes: one for a copy; a pass is the host's own."""
+        return int(self.op != "update")
 
 
 class Record(NamedTuple):
@@ -171,7 +193,7 @@ class Run(NamedTuple):
     opened: bool = False
 
 
-Instruction = Run | Collective | Send | Recv | Record | Wait | Sync | Delay | Alloc | Launch
+Instruction = Run | Collective | Send | Recv | HostWork | Record | Wait | Sync | Delay | Alloc | Launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +206,7 @@ class RankProgram:
         replicas: ranks of the job that run exactly this.
         resident: memory held during the whole step, by category.
         instructions: in host order.
+        host_bytes: memory of its host that is held for the rank, at most.
     """
 
     rank: int
@@ -191,6 +214,7 @@ class RankProgram:
     replicas: int
     resident: "tuple[tuple[str, int], ...]"
     instructions: tuple[Instruction, ...]
+    host_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

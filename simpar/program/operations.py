@@ -7,6 +7,7 @@ from typing import Literal
 from simpar.cost.memory import optimizer_traffic
 from simpar.model.work import DTYPE_BYTES, MemoryBound
 from simpar.plan.layout import Layout
+from simpar.plan.offload import offloads_optimizer
 from simpar.program.body import Body
 from simpar.program.ir import Block, Operation, Phase
 from simpar.program.queue import backward_bytes, forward_bytes
@@ -83,11 +84,11 @@ class Operations:
         return self._queued[key]
 
     def update(self, parameters: Held, tensors: int, layout: Layout) -> Operation:
-        """The optimizer step over the parameters that a rank holds, in so many tensors."""
+        """The optimizer step over the parameters that a rank holds, in so many tensors; no blocks if the host's."""
         if (parameters, tensors) not in self._updates:
             plan, optimizer = layout.plan, layout.framework.optimizer
             body = Body(phase="optimizer")
-            share = _share(parameters, layout) if plan.zero else parameters.total
+            share = shard_of(parameters, layout)
             traffic = optimizer_traffic(
                 share,
                 precision=layout.precision,
@@ -97,19 +98,23 @@ class Operations:
                 clips=layout.clips_gradients,
             )
             launches = max(1, round(optimizer.launches_per_tensor * tensors))
-            for name, nbytes in traffic.items():
+            on_host = offloads_optimizer(plan)
+            for name, nbytes in traffic.items() if not on_host else ():
                 is_update = name == plan.optimizer
                 extra = optimizer.extra_bytes * share if is_update else 0
                 kernel = MemoryBound(int((nbytes + extra) * layout.traffic))
                 body.run(kernel, name, launches if is_update else 1)
-            if layout.keeps_gradients:
+            if layout.keeps_gradients and not (on_host and plan.zero >= 2):
                 kept = share if plan.zero >= 2 else parameters.total
                 body.run(MemoryBound(kept * DTYPE_BYTES[layout.grad_dtype]), "zero gradients")
-            operation = Operation("optimizer", "optimizer", (body.block("optimizer"),), (-1,))
-            self._updates[parameters, tensors] = operation
+            blocks = (body.block("optimizer"),)
+            blocks = blocks if blocks[0].body else ()
+            self._updates[parameters, tensors] = Operation("optimizer", "optimizer", blocks, (-1,) * len(blocks))
         return self._updates[parameters, tensors]
 
 
-def _share(parameters: Held, layout: Layout) -> int:
-    """What a rank updates of the parameters that it shards with others."""
+def shard_of(parameters: Held, layout: Layout) -> int:
+    """What a rank updates of parameters: with ZeRO its shard of those that it shares with others."""
+    if not layout.plan.zero:
+        return parameters.total
     return -(-parameters.dense // layout.shard) - (-parameters.experts // layout.expert_shard)

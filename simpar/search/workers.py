@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, wait
 from concurrent.futures.process import ProcessPoolExecutor
@@ -111,7 +112,7 @@ class Workers:
         if self._given is not None:
             return self._given
         if self._own is None:
-            self._own = _processes(self._processes)
+            self._own = processes(self._processes)
         return self._own
 
     def _drop(self) -> None:
@@ -121,7 +122,7 @@ class Workers:
 
     def _alone(self, function: Callable[[T], R], task: T) -> "R | WorkerLostError":
         for _ in range(ATTEMPTS):
-            with _processes(1) as pool:
+            with processes(1) as pool:
                 try:
                     return pool.submit(function, task).result()
                 except BrokenExecutor:
@@ -140,7 +141,25 @@ def _succeeded(future: "Future[Any]") -> bool:
     return not future.cancelled() and future.exception() is None
 
 
-def _processes(count: int) -> ProcessPoolExecutor:
-    # a fork knows what this process has imported, and runs scripts that have no main guard
-    method = "fork" if sys.platform == "linux" else None
-    return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context(method))
+def processes(count: int, method: str | None = None) -> ProcessPoolExecutor:
+    """Processes of this machine that end when this one does, however it ends.
+
+    Args:
+        count: how many.
+        method: how they start, as :mod:`multiprocessing` calls it; left open, by a fork on Linux.
+    """
+    if method is None and sys.platform == "linux":
+        method = "fork"  # it knows what this process has imported, and runs scripts that have no main guard
+    return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context(method), initializer=_end_with_parent)
+
+
+def _end_with_parent() -> None:
+    """Lets a worker end with the process that started it, which cannot tell it to once it was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a worker has a parent"
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)  # whoever waits for the task is gone, and so is whom an exception could be told
+
+    threading.Thread(target=follow, name="end-with-parent", daemon=True).start()

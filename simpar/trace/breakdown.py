@@ -31,8 +31,9 @@ class RankTime:
         optimizer_s: the optimizer's kernels.
         interference_s: what compute lost to collectives beside it.
         host_wait_s: the device waits for launches.
-        exposed_s: compute waits for communication, by stream.
-        hidden_s: communication beside compute, by stream.
+        exposed_s: compute waits for communication, by stream; for copies from and to the memory of the host as
+            ``host``, for the optimizer where it runs on the processor there as ``cpu``.
+        hidden_s: communication (and the host's part) beside compute, by stream.
         bubble_s: nothing to do: the pipeline fills, drains or waits.
     """
 
@@ -144,9 +145,9 @@ def _templates(trace: Trace, rows: IntColumn) -> list[tuple[int, int, int, bool]
 
 
 def _stream(lane: Lane) -> str:
-    """Streams to single parameter servers count as one."""
+    """Streams to single parameter servers count as one, and so do copies from and to the host."""
     name = communicator(lane.stream)
-    return name if name == "ps" else lane.stream
+    return name if name in ("ps", "host") else lane.stream
 
 
 def _communication(

@@ -32,6 +32,7 @@ _NCCL = {
     "broadcast": "ncclDevKernel_Broadcast",
     "shift": "ncclDevKernel_SendRecv",
     "p2p": "ncclDevKernel_SendRecv",
+    "copy": "Memcpy (Pinned <-> Device)",
 }
 _AFTER_US = 10.0  # length of the step behind the last one, which readers drop
 

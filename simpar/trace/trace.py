@@ -18,7 +18,7 @@ FloatColumn = npt.NDArray[np.float64]
 
 COMPUTE_KINDS = ("forward", "backward", "weight_grad", "recompute", "optimizer")
 KERNEL_KINDS = ("gemm", "attention", "elementwise", "activation", "norm")
-COMMUNICATION_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "shift", "p2p")
+COMMUNICATION_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "shift", "p2p", "copy")
 KINDS = (*COMPUTE_KINDS, *KERNEL_KINDS, *COMMUNICATION_KINDS)
 """Every kind of span; ``Spans.kind`` holds indices into this tuple."""
 

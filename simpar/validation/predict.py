@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from multiprocessing import get_context
 
 from simpar.errors import SimparError
 from simpar.framework.framework import Peak
 from simpar.program.footprint import Footprint
+from simpar.search.workers import processes
 from simpar.simulation import simulate
 from simpar.units import GIB
 from simpar.validation.jobs import describe
@@ -112,7 +112,7 @@ def predict_all(
                 progress(len(found))
         return found
     # a fresh interpreter: forking a process with threads (a progress bar has one) may deadlock
-    with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
+    with processes(count, "spawn") as pool:
         for prediction in _in_order(pool, runs):
             found.append(prediction)
             if progress:

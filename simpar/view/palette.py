@@ -39,6 +39,7 @@ _LIGHT = MappingProxyType(
         "broadcast": "#B20305",
         "shift": "#217BC3",
         "p2p": "#B9DD4B",
+        "copy": "#9C849C",
         **_LIGHT_BUBBLES,
     }
 )
@@ -55,6 +56,7 @@ _DARK = MappingProxyType(
         "reduce_scatter": "#8A4BF0",
         "broadcast": "#E01E1E",
         "shift": "#660081",
+        "copy": "#6C90E4",
         **_DARK_BUBBLES,
     }
 )
@@ -67,6 +69,7 @@ _MEMORY = MappingProxyType(
 def _families(kinds: MappingProxyType[str, str]) -> MappingProxyType[str, str]:
     """Communicators have the colours of what they mostly carry."""
     carried = {"tp": "all_gather", "cp": "shift", "ep": "all_to_all", "pp": "p2p", "dp": "reduce_scatter"}
+    carried |= {"host": "copy", "cpu": "optimizer"}
     return MappingProxyType({name: kinds[kind] for name, kind in carried.items()})
 
 

@@ -14,7 +14,7 @@ COMPUTE_HEIGHT, STREAM_HEIGHT = 1.0, 0.55
 """Heights of lanes; all lengths here are in units of a compute lane."""
 
 _GROUP_GAP, _TITLE_GAP = 0.35, 1.0
-_STREAM_ORDER = ("compute", "tp", "cp", "ep", "pp_forward", "pp_backward", "pp", "dp", "ps")
+_STREAM_ORDER = ("compute", "tp", "cp", "ep", "pp_forward", "pp_backward", "pp", "dp", "ps", "host", "cpu")
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,36 @@ def test_a_layer_launches_as_many_kernels_as_were_counted(name, forward, backwar
     assert layer_launches(1, framework=name) == pytest.approx(backward, abs=4)
 
 
+def casts(**plan):
+    """Bytes of the kernels that only cast, by operand."""
+    runs = [i for i in program(**plan).ranks[0].instructions if isinstance(i, Run)]
+    found = {}
+    for block in (b for run in runs for b in run.operation.blocks):
+        for i in block.body:
+            if isinstance(i, Launch) and i.name.endswith("cast"):
+                found[i.name] = found.get(i.name, 0) + i.kernel.nbytes
+    return found
+
+
+def test_linear_layers_cast_their_operands_where_no_kernel_before_them_does():
+    assert casts(framework="torchtitan") == casts(framework="megatron-core", precision="fp8") == {}
+    found = casts(framework="torchtitan", precision="fp8", micro_batch=1)
+    software, layers, tokens = framework("torchtitan"), 4, 2048
+    widths = {  # Llama-3 8B: 32 heads of 128 and 8 of keys and values, an inner width of 14,336; the head stays in bf16
+        "qkv input": 4096,
+        "qkv output grad": 6144,
+        "attention output input": 4096,
+        "attention output output grad": 4096,
+        "mlp up input": 4096,
+        "mlp up output grad": 2 * 14336,
+        "mlp down input": 14336,
+        "mlp down output grad": 4096,
+    }
+    per_element = 6 * software.traffic_factor
+    assert sum(found.values()) == pytest.approx(layers * tokens * sum(widths.values()) * per_element, rel=1e-6)
+    assert len(found) == len(widths)
+
+
 def test_a_compiled_model_launches_fewer_kernels_that_move_less():
     eager, compiled = ({"framework": "torchtitan", "compile": compiled} for compiled in (False, True))
     assert layer_launches(0, **compiled) < 0.7 * layer_launches(0, **eager)

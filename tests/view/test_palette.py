@@ -37,7 +37,7 @@ SRGB_TO_XYZ = [
 SHARED_LANES = (
     COMPUTE_KINDS,
     (*KERNEL_KINDS, "optimizer"),
-    COMMUNICATION_KINDS,
+    tuple(kind for kind in COMMUNICATION_KINDS if kind != "copy"),  # copies have lanes of their own
 )
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from simpar.framework.framework import OperationName
-from simpar.model.work import DTYPE_BYTES, Gemm, GroupedGemm, MemoryBound, MemoryClass
+from simpar.model.work import DTYPE_BYTES, DType, Gemm, GroupedGemm, MemoryBound, MemoryClass
 from simpar.program.body import Body
 from simpar.program.ir import Block, CollectiveOp
 from simpar.program.transformer.sizes import Sizes
@@ -45,13 +45,22 @@ class Bricks:
         """A memory-bound kernel of one's own, with the framework's factor on its traffic."""
         return MemoryBound(int(nbytes * self.sizes.layout.traffic))
 
+    def cast(self, body: Body, name: str, elements: int, what: str) -> None:
+        """An operand of a linear layer to fp8, where the framework has a kernel for that alone."""
+        nbytes = self.sizes.layout.framework.fp8_cast_bytes
+        if nbytes and self._dtype(name) == "fp8":
+            body.run(self.traffic(elements * nbytes), f"{name} {what} cast")
+
     # ---- products ---------------------------------------------------------------------------------------------------
 
     def gemm(self, name: str, m: int, n: int, k: int) -> Gemm:
-        """A product; the head and its loss stay out of fp8, and so does a router."""
+        """A product of a linear layer."""
+        return Gemm(m, n, k, self._dtype(name), out_bytes=self.sizes.element_bytes)
+
+    def _dtype(self, name: str) -> DType:
+        """The head and its loss stay out of fp8, and so does a router."""
         precision = self.sizes.layout.precision
-        fine = name in ("head", "router") and precision == "fp8"
-        return Gemm(m, n, k, "bf16" if fine else precision, out_bytes=self.sizes.element_bytes)
+        return "bf16" if precision == "fp8" and name in ("head", "router") else precision
 
     def weight_gradient(
         self, name: str, rows: int, columns: int, tokens: int, *, kept: int, gather: int = 0, groups: int = 0
@@ -86,6 +95,7 @@ class Bricks:
         """[all-gather] → GEMM with a column-sharded weight; its input is ``inner`` wide, or the residual stream."""
         sizes = self.sizes
         plan, inner = sizes.layout.plan, inner or sizes.model.hidden
+        self.cast(body, name, sizes.local_tokens * inner, "input")
         if not plan.sequence_parallel:
             body.run(self.gemm(name, sizes.tokens, width, inner), name)
             return
@@ -106,6 +116,7 @@ class Bricks:
         plan, hidden = sizes.layout.plan, sizes.model.hidden
         pieces = _PIPELINE_CHUNKS if sizes.layout.overlap.tp == "pipelined" and plan.tp > 1 else 1
         pending = []
+        self.cast(body, name, sizes.tokens * width, "input")
         for tokens in self._split(pieces):
             body.run(self.gemm(name, tokens, hidden, width), name)
             if plan.tp > 1:
@@ -127,6 +138,7 @@ class Bricks:
             gathered = body.begin("all_gather", self._full_bytes(inner), f"{name} input")
             if not overlap:
                 body.join(gathered)
+        self.cast(body, name, sizes.tokens * width, "output grad")
         body.run(self.gemm(name, sizes.tokens, inner, width), f"{name} dgrad")
         reduced = None
         if plan.tp > 1:
@@ -149,6 +161,7 @@ class Bricks:
         hidden = sizes.model.hidden
         if sizes.layout.plan.sequence_parallel:
             body.exchange("all_gather", sizes.full_bytes, f"{name} output grad")
+        self.cast(body, name, sizes.tokens * hidden, "output grad")
         body.run(self.gemm(name, sizes.tokens, width, hidden), f"{name} dgrad")
         # the output's gradient is kept as it was gathered
         kept = sizes.full_bytes + sizes.tokens * width * sizes.element_bytes
