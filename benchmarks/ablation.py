@@ -47,6 +47,11 @@ VARIANTS: Mapping[str, Change] = {
     "uniform layers per stage": lambda software: software.replace(layer_split="uniform"),
     "one gradient bucket": lambda software: software.replace(bucket="whole", bucket_parameters=None),
     "flat shards": lambda software: software.replace(optimizer=software.optimizer.replace(shard_copy_s=0.0)),
+    "reduce-scatters never waited for": lambda software: software.replace(
+        optimizer=software.optimizer.replace(waits_for_shards=False)
+    ),
+    "experts evenly loaded": lambda software: software.replace(expert_skew=0.0),
+    "casts to fp8 for nothing": lambda software: software.replace(fp8_cast_bytes=0.0),
     "no cost of rings across nodes": lambda software: software.replace(cross_node_step_s=0.0),
 }
 

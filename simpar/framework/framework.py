@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from simpar.description import Description
 from simpar.errors import FrameworkError, SimparError, nearest
-from simpar.reading import read_yaml
+from simpar.reading import read_text, read_yaml
 
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -173,9 +173,8 @@ class Framework(Description):
             balanced).
         attention: attention kernel where a plan leaves it ``auto``; None takes the device's newest.
         loss_kernel: ``unfused`` or ``fused`` cross entropy.
-        fp8_cast_bytes: traffic per element where a kernel of its own casts the activations that enter a linear layer, or
-            the gradients of its output, to fp8; 0 where kernels before it do so. Casts of experts' rows are counted
-            apart.
+        fp8_cast_bytes: traffic per element where a kernel of its own casts what enters a linear layer, or the gradient
+            of its output, to fp8; 0 where kernels before it do so. Casts of experts' rows are counted apart.
         trains_with_dropout: whether its GPT recipes drop activations by default.
         vocab_multiple: the vocabulary is padded to a multiple of this ...
         vocab_multiple_times_tp: ... times the tensor-parallel degree.
@@ -341,7 +340,7 @@ def load_framework(path: str | Path) -> Framework:
         FrameworkError: the file cannot be read or describes no framework; the message names file and field.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path)
     except OSError as error:
         raise FrameworkError(f"{path}: cannot be read ({error.strerror}); give the path of a YAML file") from None
     return _parse(text, str(path))

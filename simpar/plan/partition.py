@@ -32,9 +32,10 @@ def partition(
     * ``balanced``: the costliest stage costs as little as possible, where a stage costs its layers, and the
       first and the last one ``first_cost`` and ``last_cost`` on top, over the stage's speed. Ties are broken as in
       ``uniform``.
-    * ``greedy``: layers go to a stage until the costs so far, those of the head at the end, exceed its share of the
+    * ``greedy``: layers go to a stage until the costs so far, those of the head at the end, reach its share of the
       whole (nanotron's ``build_model``, where a cost is a number of weights). A head of many layers' cost leaves the
-      stages before it empty, there as here.
+      stages before it empty, there as here. At an exact tie that code gives the stage one layer more; steps and peaks
+      of the one published model that ties say that it did not, as if its vocabulary were a little smaller than stated.
     * a tuple: as many layers as it says.
 
     The last and the first stage may be left without layers where they have an embedding or a head to do: with
@@ -102,7 +103,7 @@ def _greedy(costs: Sequence[float], extras: list[float]) -> list[int]:
     for layer_cost in costs:
         counts[stage] += 1
         cost += layer_cost
-        if cost > share * (stage + 1) and stage < stages - 1:
+        if cost >= share * (stage + 1) and stage < stages - 1:
             stage += 1
     return counts
 
