@@ -50,7 +50,6 @@ VARIANTS: Mapping[str, Change] = {
     "reduce-scatters never waited for": lambda software: software.replace(
         optimizer=software.optimizer.replace(waits_for_shards=False)
     ),
-    "experts evenly loaded": lambda software: software.replace(expert_skew=0.0),
     "casts to fp8 for nothing": lambda software: software.replace(fp8_cast_bytes=0.0),
     "no cost of rings across nodes": lambda software: software.replace(cross_node_step_s=0.0),
 }

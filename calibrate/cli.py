@@ -184,6 +184,21 @@ def check(  # noqa: PLR0917 - Typer names the options after them
 
 
 @app.command()
+def compare(  # noqa: PLR0917 - Typer names the options after them
+    job: Annotated[Path, typer.Argument(help="Job file, which is predicted.")],
+    trace: Annotated[Path, typer.Argument(help="One rank's profile of the same step, as torch.profiler exports it.")],
+    step: Annotated[int | None, typer.Option(help="Number of its ProfilerStep; else the last complete one.")] = None,
+    allow_oom: Annotated[bool, typer.Option("--allow-oom", help="Predict also what does not fit the devices.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Page to write: predicted and measured timeline.")] = None,
+) -> None:
+    """Predicts a job and lays a torch profile of it beside: step with interval, and the time of each kind of kernel."""
+    from calibrate.compare import compare_command  # noqa: PLC0415
+
+    compare_command(job=job, trace=trace, step=step, as_json=as_json, html=html, allow_oom=allow_oom)
+
+
+@app.command()
 def framework(  # noqa: PLR0917 - Typer names the options after them
     runs: Annotated[Path, typer.Argument(help="CSV table of measured steps, a row each (see simpar validate).")],
     out: Annotated[Path, typer.Option(help="YAML file to write; plans take it as framework.")],

@@ -66,7 +66,6 @@ CONSTANTS = (
     Constant("lockstep_spread", 0.2, 0.7, lambda run: run.tp > 1),
     Constant("cross_node_launch_s", 0.0, 0.7, _crosses),
     Constant("cross_node_step_s", 0.0, 0.7, lambda run: run.tp > run.gpus_per_node),
-    Constant("expert_skew", 0.1, 0.7, lambda run: bool(run.experts) and run.ep > 1),
     Constant("optimizer.shard_copy_s", 0.0, 0.7, lambda run: run.zero in (1, 2)),
 )
 

@@ -94,8 +94,8 @@ class Measurements:
         updates: optimizer steps.
         datasheet: what the device that was measured has instead of the rates of the catalog's ``name``: fields of
             :class:`simpar.hardware.device.Device`; empty if it is the catalog's.
-        kernel_spread: how much a whole round was slower or faster than the others, as the relative standard deviation
-            of what all its kernels share; 0 if it is not known.
+        kernel_spread: how much kernels of one moment were slower or faster than those of others, as the standard
+            deviation of the logarithm of what they share (:func:`calibrate.rounds.spread`); 0 if it is not known.
         collective_spread: the same of collectives.
         provenance: free facts: host, device, versions, date.
     """

@@ -113,7 +113,7 @@ def time_to_target(
         tokens = batch * seq_len
         steps = steps_to_target(tokens, critical_batch_tokens=critical_batch_tokens, minimum_steps=minimum_steps)
         hours = steps * row["step_time_s"] / S_PER_HOUR
-        price = job.cluster.price_per_gpu_hour
+        price = job.cluster.price_per_hour
         found.append(
             TimeToTarget(
                 batch=batch,
@@ -125,7 +125,7 @@ def time_to_target(
                 gpus=job.cluster.gpus,
                 gpu_hours=hours * job.cluster.gpus,
                 tokens_per_s=row["tokens_per_s"],
-                cost=None if price is None else price * hours * job.cluster.gpus,
+                cost=None if price is None else price * hours,
             )
         )
     return tuple(found)

@@ -8,6 +8,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, PydanticKnownEr
 from simpar.errors import SimparError, nearest
 
 _MOST_BITS = 63  # nothing that is counted here comes near; larger numbers overflow where costs are floats
+_MOST_KNOWN = 20  # fields that a message lists
 
 
 class Description(BaseModel):
@@ -102,7 +103,8 @@ class Description(BaseModel):
 
 def _unknown(key: object, known: list[str], data: Any) -> InitErrorDetails:
     # Where one is near, the list of all of them only hides it.
-    hint = nearest(str(key), known) or f" (known: {', '.join(known)})"
+    listed = [*known[:_MOST_KNOWN], f"and {len(known) - _MOST_KNOWN} more"] if len(known) > _MOST_KNOWN else known
+    hint = nearest(str(key), known) or f" (known: {', '.join(listed)})"
     problem = PydanticCustomError("unknown_key", "unknown key '{key}'{hint}", {"key": str(key), "hint": hint})
     return InitErrorDetails(type=problem, loc=(), input=data)
 

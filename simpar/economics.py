@@ -86,8 +86,8 @@ def cost(
     gpu_w = _gpu_w(cluster, busy_fraction)
     cluster_w = None if gpu_w is None else cluster.gpus * (gpu_w + cluster.overhead_w_per_gpu) * cluster.pue
     step_energy_j = None if cluster_w is None else cluster_w * step_s
-    price = cluster.price_per_gpu_hour
-    step_price = None if price is None else price * cluster.gpus * step_s / S_PER_HOUR
+    price = cluster.price_per_hour
+    step_price = None if price is None else price * step_s / S_PER_HOUR
     return Cost(
         busy_fraction=busy_fraction,
         gpu_w=gpu_w,

@@ -42,6 +42,7 @@ class Result:
         footprints: peak memory of every simulated rank.
         recomputed_share: how much of the forward pass runs again.
         warnings: what a careful reader should know.
+        host_bytes: memory of the fullest host that is held for its ranks (``plan.offload``).
     """
 
     job: Job
@@ -50,6 +51,7 @@ class Result:
     footprints: tuple[Footprint, ...]
     recomputed_share: Share
     warnings: tuple[str, ...]
+    host_bytes: int = 0
 
     # ---- speed ------------------------------------------------------------------------------------------------------
 
@@ -142,7 +144,7 @@ class Result:
 
     @cached_property
     def exposed_fraction(self) -> float:
-        """Share of the step in which compute waits for communication, on the mean of all ranks."""
+        """Share of the step in which compute waits for communication or its host's part, on the mean of all ranks."""
         total = sum(rank.replicas for rank in self.ranks)
         waited = sum(rank.replicas * sum(rank.exposed_s.values()) for rank in self.ranks)
         return waited * self.layout.steps / (total * self.trace.step_s) if self.trace.step_ns else 0.0
@@ -289,7 +291,8 @@ class Result:
         schedule = f" · {plan.schedule}" + (f" ×{plan.vpp}" if plan.vpp > 1 else "") if plan.pp > 1 else ""
         kinds = zip(cluster.devices, cluster.gpus_by_kind, strict=True)
         gpus = " + ".join(f"{count:,} {device.name}" for device, count in kinds)
-        return f"{self.job.model.name} on {gpus} · {shown}{schedule}"
+        offload = f" · offload={plan.offload}" if plan.offload != "none" else ""
+        return f"{self.job.model.name} on {gpus} · {shown}{schedule}{offload}"
 
     @property
     def subtitle(self) -> str:
@@ -313,6 +316,16 @@ class Result:
         """What throughput counts."""
         return "tokens" if isinstance(self.job.model, Transformer) else "samples"
 
+    @property
+    def expert_load(self) -> float | None:
+        """What the fullest rank of an expert-parallel group gets over the mean; None for a model without experts."""
+        if not isinstance(self.job.model, Transformer) or self.job.model.moe is None:
+            return None
+        plan, moe = self.job.plan, self.job.model.moe
+        if plan.expert_capacity is not None:
+            moe = moe.replace(capacity_factor=plan.expert_capacity)
+        return plan.ep * moe.rank_shares(plan.ep, plan.expert_skew)[0]
+
     def to_dict(self, tokens: float | None = None) -> dict[str, Any]:
         """Everything that the report says, as plain values; times in seconds, memory in bytes.
 
@@ -333,6 +346,7 @@ class Result:
             "bubble_fraction": self.bubble_fraction,
             "gpus": self.job.cluster.gpus,
             "microbatches": self.layout.microbatches,
+            **({} if self.expert_load is None else {"expert_load": self.expert_load}),
             "global_batch": self.layout.global_batch,
             "breakdown": [_rank_dict(rank) for rank in self.ranks],
             "communication_bytes": self.communication_bytes,
@@ -342,6 +356,7 @@ class Result:
                 "capacity_bytes": device.memory_bytes,
                 "fits": self.fits,
                 "by_category": worst.by_category,
+                "host_bytes": self.host_bytes,
                 "by_stage": [
                     {
                         "stage": f.stage,

@@ -9,19 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from simpar.cost.kernel import extrapolated, kernel_s
+from simpar.cost.kernel import extrapolated, kernel_s, runnable
 from simpar.description import Description
 from simpar.engine.simulate import execute
 from simpar.errors import DoesNotFitError, FieldPath, JobError, ModelError, PlanError
 from simpar.faults.description import Faults
+from simpar.hardware.cluster import Cluster
+from simpar.hardware.device import device_names
 from simpar.job import Job
+from simpar.model.presets import preset, preset_names
 from simpar.model.transformer import Transformer
 from simpar.plan.layout import Layout, lay_out
 from simpar.plan.plan import Plan
 from simpar.plan.samples import StepSamples
 from simpar.problems import shown
 from simpar.program.fold import simulated
-from simpar.program.footprint import Footprint, footprints, fullest
+from simpar.program.footprint import Footprint, footprints, fullest, host_bytes
 from simpar.program.ir import Launch, Program
 from simpar.program.lower import lower
 from simpar.program.work import block_runs, recomputed_share
@@ -93,12 +96,14 @@ def _simulate(job: Job, *, allow_oom: bool, fold: bool) -> Result:
     _check_ranks(job, layout, faults, fold=fold)
     with _collector_paused():
         program = lower(job.model, job.cluster, layout, fold=fold, faults=faults)
-        memory = footprints(program)
+        memory, on_host = footprints(program), host_bytes(program, layout, job.cluster)
         if not allow_oom:
             _check_fit(job, layout, memory)
+            _check_hosts(job, on_host)
         trace = execute(program, job.cluster, faults)
     share = recomputed_share(program)
-    return Result(job, layout, trace, memory, share, tuple(_warnings(job, layout, program, memory, trace)))
+    warnings = (*_warnings(job, layout, program, memory, trace), *_host_warnings(job, on_host))
+    return Result(job, layout, trace, memory, share, warnings, on_host)
 
 
 def _check_ranks(job: Job, layout: Layout, faults: Faults | None, *, fold: bool) -> None:
@@ -146,10 +151,22 @@ def _told_apart(job: Job, layout: Layout) -> str:
 
 
 def _most_extreme(job: Job) -> tuple[FieldPath, str]:
-    """The field that lies farthest from 1, for an arithmetic that overflowed, and what to do about it."""
-    found = {path: value for path, value in _numbers((), job) if value}
-    path = max(found, key=lambda path: abs(math.log(abs(found[path]))))
-    return path, f"{shown(found[path])} is too {'large' if abs(found[path]) > 1 else 'small'} to be simulated; check it"
+    """The field that lies farthest from what is usual, for an arithmetic that overflowed, and what to do about it."""
+    found, usual = dict(_numbers((), job)), dict(_numbers((), _usual(job)))
+    distance = {
+        path: math.log(abs(value)) - math.log(abs(usual.get(path) or 1)) for path, value in found.items() if value
+    }
+    path = max(distance, key=lambda path: abs(distance[path]))
+    return path, f"{shown(found[path])} is too {'large' if distance[path] > 0 else 'small'} to be simulated; check it"
+
+
+def _usual(job: Job) -> Job:
+    """A job of catalog values, where there are any by the names of this one, and of defaults."""
+    device, model = job.cluster.device.name, job.model.name
+    return Job(
+        model=preset(model if model in preset_names() else "llama3-8b"),
+        cluster=Cluster.model_validate({"device": device if device in device_names() else "h100-sxm"}),
+    )
 
 
 def _numbers(path: FieldPath, value: Any) -> Iterator[tuple[FieldPath, int | float]]:
@@ -191,6 +208,30 @@ def _check_fit(job: Job, layout: Layout, memory: tuple[Footprint, ...]) -> None:
     )
 
 
+def _check_hosts(job: Job, held: int) -> None:
+    host = job.cluster.host.device
+    if held > host.memory_bytes:
+        raise DoesNotFitError(
+            f"offload '{job.plan.offload}' keeps {format_bytes(held)} on a host, but {host.title or host.name} has "
+            f"{format_bytes(host.memory_bytes)}; raise zero or the number of nodes, give cluster.host more "
+            "memory, or simulate it anyway with allow_oom (--allow-oom)"
+        )
+
+
+def _host_warnings(job: Job, held: int) -> Iterator[str]:
+    host = job.cluster.host.device
+    if held > host.memory_bytes:
+        yield (
+            f"hosts are too small: offload keeps {format_bytes(held)} on one of {format_bytes(host.memory_bytes)}; "
+            "the step time is hypothetical"
+        )
+    elif held > _NEARLY_FULL * host.memory_bytes:
+        yield (
+            f"the memory of hosts is {held / host.memory_bytes:.0%} full with what is offloaded alone; data loaders "
+            "and the operating system need some, too"
+        )
+
+
 def _what_fits(job: Job) -> str:
     """Up to three changes of the plan that make the job fit, smallest first."""
     fitting = []
@@ -198,10 +239,12 @@ def _what_fits(job: Job) -> str:
         try:
             plan = job.plan.replace(**change)
             layout = lay_out(plan, job.model, job.cluster)
-            worst, device = fullest(footprints(lower(job.model, job.cluster, layout)), layout, job.cluster)
+            program = lower(job.model, job.cluster, layout)
+            worst, device = fullest(footprints(program), layout, job.cluster)
+            on_host = host_bytes(program, layout, job.cluster)
         except (PlanError, ValueError):
             continue  # this change breaks another rule
-        if worst.peak_bytes <= device.memory_bytes:
+        if worst.peak_bytes <= device.memory_bytes and (not on_host or on_host <= job.cluster.host.device.memory_bytes):
             shown = " ".join(
                 f"{name}={value}" if value is not None else f"without {name}"
                 for name, value in change.items()
@@ -259,6 +302,9 @@ def _relief(plan: Plan) -> Iterator[dict[str, Any]]:
             "recompute": "full",
         }
     yield {"zero": 3, "recompute": "full"}
+    if plan.offload == "none":
+        yield {"offload": "optimizer", "zero": max(plan.zero, 1)}
+        yield {"offload": "optimizer", "zero": 3, "recompute": "full"}
 
 
 def _warnings(job: Job, layout: Layout, program: Program, memory: tuple[Footprint, ...], trace: Trace) -> Iterator[str]:
@@ -334,14 +380,14 @@ def _extrapolations(job: Job, program: Program) -> Iterator[str]:
     for block, count in runs.items():
         for launch in block.body:
             if isinstance(launch, Launch):
-                time_s[launch] += kernel_s(launch.kernel, device) * count
+                time_s[launch] += kernel_s(runnable(launch.kernel, device), device) * count
     total = sum(time_s.values())
     if device.fit_from is not None:
         yield f"{device.name} was not measured: its kernels are assumed to do as well as those of {device.fit_from}"
         return
     reasons: dict[str, defaultdict[str, float]] = {}
     for launch, spent in time_s.items():
-        reason = extrapolated(launch.kernel, device)
+        reason = extrapolated(runnable(launch.kernel, device), device)
         if reason:
             reasons.setdefault(reason, defaultdict(float))[launch.name] += spent
     for reason, names in reasons.items():

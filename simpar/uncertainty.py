@@ -6,9 +6,11 @@ factor:
 
     T = T0 + Σ S_c (exp(σ_c z_c) - 1),  z_c standard normal,
 
-with σ from the errors that the device's and the links' fits state. Kernels of one class err the same way, so their
-errors add up; classes are independent; what all kernels of a machine share is its ``level``, a factor of its own on
-top. Since z belongs to a class on a device or link, and not to a job, two jobs on the same machine err together.
+with σ from the errors that the device's and the links' fits state (:mod:`simpar.cost.error`). Kernels of one class err
+the same way, so their errors add up; classes are independent; what all kernels of a machine share is its ``level``, a
+factor of its own on top: from one machine of its kind to another, or on a machine that was calibrated itself, from one
+moment to another. Since z belongs to a class on a device or link, and not to a job, two jobs on the same machine err
+together.
 
 Not in it: another path that becomes critical when costs shift (hidden communication that would show), what the model
 leaves out, and whatever the fits' errors do not cover. So intervals are what the parameters' errors imply, at the
@@ -18,7 +20,7 @@ least.
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from zlib import crc32
 
@@ -26,18 +28,17 @@ import numpy as np
 import numpy.typing as npt
 
 from simpar.cost.collective import CollectiveError, collective_error
-from simpar.cost.kernel import kernel_error, kernel_s, unfused_attention
+from simpar.cost.error import log_sd
+from simpar.cost.kernel import kernel_error, kernel_s, runnable, unfused_attention
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import Device
 from simpar.model.work import Attention, Gemm, GroupedGemm, Kernel, MemoryBound
-from simpar.program.ir import Launch, Operation
 from simpar.result import Result
 from simpar.sensitivity.parameters import ATTENTION_BACKWARD, INTERFERENCE, cost_classes
 from simpar.sensitivity.step import Dependence, class_seconds
 from simpar.units import KIB, MIB
 
-_MEDIAN, _P90 = 0.6745, 1.6449  # of |z|
-_ASSUMED = 0.25  # relative standard deviation where nothing states one, as for kernels without error statistics
+_ASSUMED = 0.25  # standard deviation of the logarithm where nothing states one, as for kernels without statistics
 _SAMPLES = 20_000
 _KERNELS = ("gemm", "attention", "memory_bound")
 LEVEL = "level"
@@ -55,7 +56,7 @@ class Source:
         name: class of cost, such as ``gemm.bf16`` or ``network.bandwidth``.
         key: of what it is a property; sources of equal key err together.
         seconds: of the step that scale with it.
-        error: relative standard deviation, in log space.
+        error: standard deviation of the logarithm of what it takes over what was predicted.
         of_level: whether the machine's level scales it as well.
     """
 
@@ -115,23 +116,32 @@ def samples(result: Result, n: int, seed: int = 0) -> Seconds:
 def interval(result: Result, level: float = USUAL_LEVEL) -> tuple[float, float]:
     """Bounds of the step time in seconds that hold with probability ``level``.
 
-    Where whole steps of the framework were measured, from how far these lay off (which the errors of kernels and links
-    are part of), widened by the device's level where the device itself was not measured; else from :class:`Spread`.
+    Two things are known of how far a prediction lies off: the errors of the fits (:class:`Spread`), and for a framework
+    whose whole steps were measured, how far these lay off (its residual). What counts depends on the device:
+
+    * On one of the catalog's, the residual alone. It was seen on such devices, so what their kernels, links and
+      machines miss by is part of it already, and adding that again would count it twice. A device that nobody measured
+      brings its level, which no row has seen, and being independent it adds up in squares.
+    * On a machine that was calibrated, the fits' errors and the machine's own level, which no row knows either; a
+      framework that is off there too is so for reasons of its own, so its residual comes on top as one more independent
+      source. That is wide rather than narrow, since a residual has other devices' kernels in it.
+    * Without a residual, the errors of the fits.
 
     Raises:
         ValueError: ``level`` is not between 0 and 1.
     """
     if not 0 < level < 1:
         raise ValueError(f"level={level:g} must lie between 0 and 1; give a share such as 0.8")
-    framework, device = result.layout.framework, result.job.cluster.device
-    residual = framework.residual_80
-    if result.layout.has_experts and framework.residual_80_experts is not None:
-        residual = framework.residual_80_experts
-    if residual is None:
+    device, sd = result.job.cluster.device, _residual_sd(result)
+    if sd is None:
         return result.uncertainty.interval(level)
-    sd = residual / NormalDist().inv_cdf(0.9)
-    if device.fit_from is not None:
-        sd = math.hypot(sd, _sigma(device.errors.get(LEVEL, 0.0), device.errors.get(f"{LEVEL}.p90", 0.0)))
+    if device.machine is not None:
+        own = result.uncertainty
+        name = result.layout.framework.name
+        steps = Source(name="framework", key=f"framework {name}", seconds=result.step_time_s, error=sd)
+        return replace(own, sources=(*own.sources, steps)).interval(level)
+    assumed = [kind for kind in result.job.cluster.devices if kind.fit_from is not None]
+    sd = math.hypot(sd, max(map(_level_sd, assumed), default=0.0))
     factor = math.exp(sd * NormalDist().inv_cdf((1 + level) / 2))
     return result.step_time_s / factor, result.step_time_s * factor
 
@@ -149,13 +159,14 @@ def spread(result: Result) -> Spread:
     seconds = class_seconds(dependence, cost_classes(device, dtypes))
     seconds["attention"] -= seconds[ATTENTION_BACKWARD]  # a source of its own
     errors.update(_link_errors(cluster))
-    errors["launch"] = errors["interference"] = _ASSUMED
+    errors.update(dict.fromkeys(("launch", "interference", "host.bandwidth", "host.latency"), _ASSUMED))
     seconds["interference"] = dependence.seconds(INTERFERENCE)
+    owner = f"{device.name} of {device.machine}" if device.machine is not None else device.name
     keys = _keys(cluster)
     sources = tuple(
         Source(
             name=name,
-            key=f"{keys.get(name.partition('.')[0], device.name)}/{name}",
+            key=f"{keys.get(name.partition('.')[0], owner)}/{name}",
             seconds=spent,
             error=errors.get(name, 0.0),
             of_level=name.startswith(_KERNELS),
@@ -164,19 +175,28 @@ def spread(result: Result) -> Spread:
         if spent
     )
     of_level = sum(source.seconds for source in sources if source.of_level)
-    error = _sigma(device.errors.get(LEVEL, 0.0), device.errors.get(f"{LEVEL}.p90", 0.0))
-    return Spread(
-        result.step_time_s, sources, Source(name=LEVEL, key=f"{device.name}/{LEVEL}", seconds=of_level, error=error)
-    )
+    level = Source(name=LEVEL, key=f"{owner}/{LEVEL}", seconds=of_level, error=_level_sd(device))
+    return Spread(result.step_time_s, sources, level)
 
 
 def _normal(key: str, n: int, seed: int) -> Seconds:
     return np.random.default_rng([seed, crc32(key.encode())]).standard_normal(n)
 
 
-def _sigma(median: float, p90: float) -> float:
-    """The wider of the normal distributions that a median and a 90th percentile of |error| imply."""
-    return max(median / _MEDIAN, p90 / _P90)
+def _residual_sd(result: Result) -> float | None:
+    """By how much measured steps of the framework lay off, as a log-normal factor; None if none were measured."""
+    framework = result.layout.framework
+    residual = framework.residual_80
+    if result.layout.has_experts and framework.residual_80_experts is not None:
+        residual = framework.residual_80_experts
+    return None if residual is None else residual / NormalDist().inv_cdf(0.9)
+
+
+def _level_sd(device: Device) -> float:
+    """A machine that was calibrated in too few rounds to see its level move does not stand still for that."""
+    if LEVEL not in device.errors and device.machine is not None:
+        return _ASSUMED
+    return log_sd(device.errors.get(LEVEL, 0.0), device.errors.get(f"{LEVEL}.p90", 0.0))
 
 
 def _keys(cluster: Cluster) -> dict[str, str]:
@@ -193,30 +213,22 @@ def _link_errors(cluster: Cluster) -> dict[str, float]:
     def both(name: str, size: int, nodes: int) -> Iterator[tuple[str, float]]:
         for term, nbytes in (("bandwidth", MIB), ("latency", KIB)):
             error: CollectiveError = collective_error(nbytes, size, nodes, cluster)
-            yield f"{name}.{term}", _sigma(error.median, error.p90)
+            yield f"{name}.{term}", log_sd(error.median, error.p90)
 
     inside = dict(both("node_link", cluster.gpus_per_node, 1))
     return {**inside, **dict(both("network", cluster.gpus, cluster.nodes))} if cluster.nodes > 1 else inside
 
 
 def _kernel_errors(dependence: Dependence, device: Device) -> dict[str, float]:
-    """Relative error of each class of kernels, as the mean over the time of those that the step depends on."""
-    weights = dependence.weights
+    """Error of each class of kernels, as the mean over the time of those that the step depends on."""
     spent: defaultdict[str, float] = defaultdict(float)
     wrong: defaultdict[str, float] = defaultdict(float)
-    placed = [*weights.device.items(), *weights.hosted.items()]
-    kernels = [(k, weight) for on, weight in placed for k in _kernels(on.operation)]
-    kernels += [(kernel, weight) for (kernel, _), weight in weights.kernels.items()]
-    for whole, weight in kernels:
-        for kernel in _parts(whole):
+    for (whole, _), weight in dependence.weights.kernels.items():
+        for kernel in _parts(runnable(whole, device)):
             time = kernel_s(kernel, device) * abs(weight)
             spent[_class(kernel)] += time
             wrong[_class(kernel)] += time * kernel_error(kernel, device)
     return {name: wrong[name] / time if time else 0.0 for name, time in spent.items()}
-
-
-def _kernels(operation: Operation) -> Iterator[Kernel]:
-    return (i.kernel for block in operation.blocks for i in block.body if isinstance(i, Launch))
 
 
 def _parts(kernel: Kernel) -> tuple[Kernel, ...]:

@@ -2,6 +2,8 @@
 
 import pickle
 from collections.abc import Callable
+from importlib import import_module
+from itertools import product
 from typing import Any, Literal
 
 import pytest
@@ -21,9 +23,11 @@ from simpar import (
     simulate,
 )
 from simpar import mlp as perceptron
+from simpar.cli.jobfile import read_draft
 from simpar.description import Description
 from simpar.model.presets import preset
 
+SIMULATION = import_module("simpar.simulation")  # the package's own name is the function
 GOOD = {"model": "llama3-8b", "cluster": "h100-sxm:1x8"}
 
 
@@ -168,6 +172,13 @@ def test_problems_of_all_levels_are_collected():
     assert Outer(inner=Inner(count=2), switch=True) == Outer.model_validate({"inner": {"count": 2}, "switch": True})
 
 
+def test_of_many_fields_some_are_listed():
+    text = said(lambda: Plan.model_validate({"zzz": 1}), PlanError)
+    listed = text.partition("(known: ")[2].removesuffix(")").split(", ")
+    assert [*Plan.model_fields][: len(listed) - 1] == listed[:-1]
+    assert listed[-1] == f"and {len(Plan.model_fields) - len(listed) + 1} more"
+
+
 def test_frozen_fields_say_how_to_vary_them():
     inner = Inner()
     with pytest.raises(SimparError, match=r"^count: a Inner is frozen; make another one with \.replace\(count=…\)$"):
@@ -179,6 +190,7 @@ def test_frozen_fields_say_how_to_vary_them():
     ("fields", "text"),
     [
         ({"plan": {"tp": 8, "launch_s": 1e300}}, "plan.launch_s: 1e+300 is too large to be simulated; check it"),
+        ({"plan": {"tp": 8, "launch_s": 1e10}}, "plan.launch_s: 10000000000.0 is too large to be simulated; check it"),
         (
             {
                 "cluster": {"base": "h100-sxm:1x8", "node_link": {"bandwidth_bytes_per_s": 1e-310}},
@@ -190,6 +202,23 @@ def test_frozen_fields_say_how_to_vary_them():
 )
 def test_numbers_beyond_arithmetic_are_named(fields, text):
     assert said(lambda: simulate({**GOOD, **fields}, allow_oom=True), JobError) == text
+
+
+def test_whichever_number_is_off_by_much_is_the_one_that_is_named():
+    job = Job.model_validate({"model": "gpt2", "cluster": "h100-sxm:2x8"})
+    given = [(("model",), "gpt2"), (("cluster",), "h100-sxm:2x8")]
+    floats = [(path, value) for path, value in SIMULATION._numbers((), job) if isinstance(value, float) and value]
+    named = 0
+    for (path, value), off in product(floats, (1e-9, 1e9)):
+        try:
+            odd = read_draft(None, [*given, (path, value * off)]).job()
+        except SimparError:
+            continue  # a rule of its own refuses it
+        found, text = SIMULATION._most_extreme(odd)
+        assert found == path
+        assert ("too large" if off > 1 else "too small") in text
+        named += 1
+    assert named > 100
 
 
 def test_steps_that_would_run_for_hours_are_refused():

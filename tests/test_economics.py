@@ -1,5 +1,9 @@
 """Money and energy: sums by hand, and a training run by the FLOP that it takes."""
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from simpar.economics import cost
@@ -52,6 +56,30 @@ def test_of_several_kinds_of_devices_the_mean_counts() -> None:
     assert cost(mixed, step_s=1, busy_fraction=1, step_tokens=1).gpu_w == (3 * 700 + 400) / 4
     unknown = Cluster(nodes=[{"device": "h100-sxm", "count": 1}, {"device": "mi300x", "count": 1}], fabric="ndr400")
     assert cost(unknown, step_s=1, busy_fraction=1, step_tokens=1).gpu_w is None
+
+
+def test_of_several_kinds_each_has_its_price_or_that_of_the_cluster() -> None:
+    def step_price(prices: tuple[float | None, float | None], usual: float | None) -> float | None:
+        kinds = zip(("h100-sxm", "a100-sxm-80gb"), (3, 1), prices, strict=True)
+        nodes = [{"device": name, "count": n, "price_per_gpu_hour": price} for name, n, price in kinds]
+        mixed = Cluster(nodes=nodes, gpus_per_node=8, fabric="ndr400", price_per_gpu_hour=usual)
+        return cost(mixed, step_s=1800.0, busy_fraction=1, step_tokens=1).step_price
+
+    assert step_price((4.0, 1.5), None) == (24 * 4.0 + 8 * 1.5) / 2
+    assert step_price((4.0, None), 2.0) == (24 * 4.0 + 8 * 2.0) / 2
+    assert step_price((None, 0.0), 2.0) == 24 * 2.0 / 2
+    assert step_price((None, None), 2.0) == 32 * 2.0 / 2
+    assert step_price((4.0, None), None) is None
+
+
+def test_prices_of_kinds_reach_tables_and_commands(said: Any) -> None:
+    nodes = "[{device: h100-sxm, count: 1, price_per_gpu_hour: 4.0}, {device: a100-sxm-80gb, count: 1}]"
+    Path("mixed.yaml").write_text(
+        f"model: gpt2\ncluster: {{nodes: {nodes}, gpus_per_node: 8, fabric: ndr400, price_per_gpu_hour: 1.0}}\n",
+        encoding="utf-8",
+    )
+    (row,) = json.loads(said("sweep", "mixed.yaml", "--vary", "plan.tp=1", "--workers", "1", "--json").out)
+    assert row["cost_per_step"] == pytest.approx(row["step_time_s"] / 3600 * 40)
 
 
 def test_the_busy_fraction_is_what_the_breakdown_leaves() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from simpar.errors import SimparError
+from simpar.framework.framework import load_framework
 from simpar.hardware.device import load_device
 from simpar.hardware.graph import Graph
 from simpar.hardware.profile import load_profile
@@ -21,6 +22,7 @@ READERS = {
     "profile": load_profile,
     "model": read_model,
     "device": load_device,
+    "framework": load_framework,
     "lengths": lambda path: Data(lengths=path).read(),
     "runs": read_runs,
     "schedule": lambda path: read_csv(path, pp=2, microbatches=4, chunks=1),

@@ -4,7 +4,6 @@ Every plan is judged twice: by its own program, executed by :mod:`calibrate.repl
 training step that knows nothing of the simulator (:mod:`calibrate.training`). Nothing is fitted here.
 
 * :mod:`~calibrate.check.cases`: what is checked, as data.
-* :mod:`~calibrate.check.interval`: how far a prediction may be off by the profile's own errors.
 * :mod:`~calibrate.check.pulse`: how fast the machine is at this minute, and what compute and communication cost each
   other.
 * :mod:`~calibrate.check.run`: the rounds.

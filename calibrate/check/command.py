@@ -26,7 +26,7 @@ def check_command(
 
     loaded = load_profile(profile)
     if html is not None:
-        _check_place(html)
+        check_place(html)
     wanted = [name.strip() for name in plans.split(",") if name.strip()] if plans is not None else None
     if wanted is not None and not wanted:
         raise CheckError(f"--plans '{plans}' names no plan; write it as in --plans dp,fsdp, or leave it out")
@@ -51,7 +51,7 @@ def check_command(
     return outcome
 
 
-def _check_place(html: Path) -> None:
+def check_place(html: Path) -> None:
     """Raises CheckError if the page cannot be written there."""
     if not html.parent.is_dir():
         problem = f"there is no folder '{html.parent}'; create it first"

@@ -4,9 +4,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calibrate.check.interval import COVERAGE, HOW
 from calibrate.check.pulse import Level
-from calibrate.check.run import Kind, Outcome, Pair, Row
+from calibrate.check.run import COVERAGE, Kind, Outcome, Pair, Row
 from calibrate.match import match
 from simpar.trace.trace import COMMUNICATION_KINDS
 from simpar.units import format_time
@@ -18,6 +17,11 @@ if TYPE_CHECKING:
     from simpar.view.compare import Difference
 
 _KINDS: tuple[Kind, ...] = ("replay", "training")
+HOW = (
+    f"{COVERAGE:.0%} intervals from the profile's errors: kernels of a class and links each by theirs, all kernels by "
+    "how much the machine's level moved while it was calibrated; training steps with the framework's residual on top, "
+    "where one was measured"
+)
 _TITLES = {"replay": "replayed programs", "training": "real training steps"}
 
 

@@ -8,8 +8,7 @@ from functools import partial
 from statistics import median
 from typing import Literal
 
-from calibrate.check.cases import Case, CheckError, cases, chosen, cluster_of, perceptron_of, precision
-from calibrate.check.interval import interval_s
+from calibrate.check.cases import Case, CheckError, cases, chosen, cluster_of, job, perceptron_of, precision
 from calibrate.check.pulse import UNMEASURED, Level, at_level, level, pulse
 from calibrate.detect import Machine, detect
 from calibrate.measure.checks import check_ranks
@@ -21,11 +20,15 @@ from simpar.hardware.profile import Profile
 from simpar.plan.layout import lay_out
 from simpar.program.ir import Program
 from simpar.program.lower import lower
+from simpar.simulation import simulate
 from simpar.trace.trace import Trace
 
 Kind = Literal["replay", "training"]
 Say = Callable[[str, int, int], None]
 """Hears what is being measured, how many rounds are done, and of how many."""
+
+COVERAGE = 0.9
+"""Share of measurements that should lie inside their interval."""
 
 ROUNDS, QUICK_ROUNDS = 5, 3
 _STEPS = 3  # of each kind in a round
@@ -43,7 +46,8 @@ class Row:
         network: name of the network.
         ranks: processes.
         predicted_s: with the profile as it is.
-        low_s, high_s: interval of the prediction.
+        low_s, high_s: interval of the prediction: for training as :func:`simpar.uncertainty.interval` has it for any
+            step; for a replay, to which no framework adds anything, from the profile's own errors alone.
         rounds_s: median step of each round.
         at_level_s: per round, predicted with kernels and communication as fast as the round's pulse ran.
     """
@@ -277,7 +281,11 @@ class _Bench:
         self.levels[case.name] = level(alone, pulses)
         self.expected = level(alone, [alone])
         then = tuple(execute(program, at_level(cluster, level(alone, [one]))).step_s for one in pulses)
-        bounds = interval_s(predicted, program, cluster)
+        result = simulate(job(case, self._profile), allow_oom=True)
+        bounds: dict[Kind, tuple[float, float]] = {
+            "replay": result.uncertainty.interval(COVERAGE),
+            "training": result.step_time_interval(COVERAGE),
+        }
         every = sorted((trace for part in replays for trace in part), key=lambda trace: trace.step_ns)
         self.pairs.append(Pair(name=case.name, predicted=predicted, measured=every[(len(every) - 1) // 2]))
         replayed = [[trace.step_s for trace in part] for part in replays]
@@ -290,8 +298,8 @@ class _Bench:
                     network=case.network,
                     ranks=case.recipe.ranks,
                     predicted_s=predicted.step_s,
-                    low_s=bounds[0],
-                    high_s=bounds[1],
+                    low_s=bounds[kind][0],
+                    high_s=bounds[kind][1],
                     rounds_s=tuple(median(part) for part in rounds),
                     at_level_s=then,
                 )

@@ -1,7 +1,6 @@
 """Fits what a machine has beside its kernels: launches, links, and what compute and collectives cost each other."""
 
 from collections.abc import Sequence
-from math import hypot
 
 import numpy as np
 
@@ -9,6 +8,7 @@ from calibrate.fit.collectives import fit_fabric, fit_node_link
 from calibrate.fit.draft import Draft, source_of
 from calibrate.fit.gemm import rounded
 from calibrate.samples import InterferenceSample, Measurements, UpdateSample
+from simpar.cost.error import MEDIAN, P90, widened
 from simpar.cost.kernel import kernel_s
 from simpar.hardware.cluster import Cluster, Fabric, FitError, NodeLink
 from simpar.hardware.device import Device
@@ -95,6 +95,6 @@ def _widened(errors: FitError, spread: float) -> FitError:
     """Errors of a fit to the medians of rounds as errors of any one round: independent, so their squares add up."""
     if not spread:
         return errors
-    normal = {"median": 0.6745, "p90": 1.6449}  # of the absolute value of a standard normal variable
-    wider = {name: hypot(getattr(errors, name), normal[name.partition("_")[0]] * spread) for name in dict(errors)}
+    share = {"median": MEDIAN, "p90": P90}
+    wider = {name: widened(getattr(errors, name), share[name.partition("_")[0]], spread) for name in dict(errors)}
     return errors.replace(**rounded(wider, 3))

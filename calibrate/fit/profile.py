@@ -10,11 +10,12 @@ from importlib.metadata import PackageNotFoundError, version
 from calibrate.errors import MeasurementError
 from calibrate.fit.attention import fit_backward, fit_forward
 from calibrate.fit.draft import Draft, source_of
-from calibrate.fit.gemm import fit_gemm
+from calibrate.fit.gemm import fit_gemm, rounded
 from calibrate.fit.grouped import fit_grouped
 from calibrate.fit.machine import compare_updates, fit_interference, fit_launch, fit_links
 from calibrate.fit.memory import fit_memory
 from calibrate.samples import CollectiveSample, KernelSample, Measurements
+from simpar.cost.error import MEDIAN, P90, error_at
 from simpar.errors import nearest
 from simpar.hardware.cluster import Fabric
 from simpar.hardware.device import Device
@@ -124,9 +125,7 @@ def fit_profile(
     fit_launch(draft, measurements.launch_s)
     fit_interference(draft, measurements.interference)
     compare_updates(draft, measurements.updates)
-    if measurements.kernel_spread:
-        draft.device["errors"]["level"] = float(f"{measurements.kernel_spread:.3g}")
-        draft.device["sources"]["errors.level"] = "standard deviation between rounds of what their kernels share"
+    _level(draft, classes, measurements)
     node_link, network = fit_links(draft, measurements, base, fabric, source)
     if "decode" in classes:
         draft.notes.append(f"{len(classes['decode'])} decode attention kernels were left out; no form prices them yet")
@@ -164,6 +163,28 @@ def _native(sample: KernelSample, base: Device) -> KernelSample:
 
 def _serving(sample: KernelSample) -> bool:
     return sample.stack.split("/")[0] in SERVING_STACKS
+
+
+def _level(draft: Draft, classes: Mapping[str, list[KernelSample]], measurements: Measurements) -> None:
+    """What all kernels share: on a machine that was measured itself, how much its rounds differ."""
+    host = measurements.provenance.get("host")
+    if host and any(what.startswith("gemm") for what in classes):
+        draft.device["machine"] = host
+        for name in ("level", "level.p90"):  # between machines of the base's kind
+            draft.device["errors"].pop(name, None)
+    elif not measurements.kernel_spread:
+        return
+    if not measurements.kernel_spread:
+        draft.notes.append("too few rounds were measured to see how much this machine's speed changes; it is assumed")
+        return
+    level = {
+        "level": error_at(measurements.kernel_spread, MEDIAN),
+        "level.p90": error_at(measurements.kernel_spread, P90),
+    }
+    draft.device["errors"] |= rounded(level, 3)
+    draft.device["sources"]["errors.level"] = (
+        "between rounds, and between the halves of the run: what kernels of a class share"
+    )
 
 
 def _fit_gemms(draft: Draft, classes: Mapping[str, list[KernelSample]], base: Device, source: str) -> None:

@@ -1,6 +1,7 @@
 """From the rounds on disk to the profile: one sample for each item, the fits, and what else was learned."""
 
 from collections.abc import Iterable
+from math import isfinite
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from calibrate.detect import Machine
 from calibrate.fit import fit_profile
 from calibrate.fit.accuracy import accuracy
 from calibrate.measure.plan import KernelItem, MeasurementPlan
-from calibrate.rounds import OUTLIER, Outliers, outliers, settle
+from calibrate.rounds import OUTLIER, Outliers, doubtful, outliers, settle
 from calibrate.samples import Measurements
 from calibrate.tables import read_measurements
 from simpar.cost.kernel import kernel_s
@@ -37,7 +38,7 @@ def fit_measured(
     rounds = read_measurements(raw)
     settled, found = settle(rounds), outliers(rounds)
     profile = fit_profile(settled, base, command=command)
-    notes = [*profile.notes, *plan.notes, *machine.warnings, *misfits(profile.accuracy)]
+    notes = [*profile.notes, *plan.notes, *machine.warnings, *doubts(rounds), *misfits(profile.accuracy)]
     if found.slow:
         notes.append(
             f"{found.slow} of {found.rounds} rounds took over {OUTLIER} times their median, at worst "
@@ -52,6 +53,17 @@ def fit_measured(
         ),
     )
     return profile, settled, found
+
+
+def doubts(rounds: Measurements) -> list[str]:
+    """A sentence on the classes whose rounds do not agree, with how well their times are known."""
+    found = [
+        f"{name} to ±{value:.0%}" if isfinite(value) else f"{name} by too few rounds to say how well"
+        for name, value in doubtful(rounds).items()
+    ]
+    if not found:
+        return []
+    return [f"the machine was not quiet enough to measure well, and some times are known badly: {', '.join(found)}"]
 
 
 def misfits(accuracy: Iterable[Accuracy]) -> list[str]:

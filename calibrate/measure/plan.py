@@ -141,13 +141,15 @@ class MeasurementPlan:
         rounds: at most.
         least: rounds that are measured even when time runs out.
         budget_s: seconds from the command to the last round's end; a round that would not end in time does not begin.
+        again_s: seconds beyond it in which classes are measured again whose rounds do not agree.
         notes: what cannot be measured here, one sentence each.
     """
 
     items: tuple[Item, ...]
     rounds: int
-    least: int = 2
+    least: int = 3
     budget_s: float = 60.0
+    again_s: float = 0.0
     notes: tuple[str, ...] = ()
 
 
@@ -207,6 +209,7 @@ def make_plan(
         ),
         rounds=25 if full else 10,
         budget_s=300.0 if full else 60.0,
+        again_s=90.0 if full else 15.0,
         notes=tuple(notes),
     )
 

@@ -283,7 +283,7 @@ def _measure(options: Options, setup: _Setup, job: _Torchrun | None, progress: P
             nonlocal done
             journal.add(event.item, event.value)
             done += 1
-            progress(done, total, "measuring")
+            progress(min(done, total), total, "measuring")
 
         progress(done, total, "starting")
         if job is None:

@@ -1,7 +1,7 @@
 """The rounds, as every process runs them: all ranks measure the same item at the same time, the first one tells."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -24,6 +24,7 @@ from calibrate.measure.plan import (
 )
 from calibrate.measure.timer import Timer, local_timer
 from calibrate.replay.kernels import prepare
+from calibrate.rounds import DOUBTFUL, class_name, doubt
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -39,6 +40,7 @@ class Measured(NamedTuple):
 
 
 Tell: TypeAlias = Callable[[Measured], None]
+_Seen: TypeAlias = dict[str, dict[Item, list[float]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,14 @@ def take_part(assignment: Assignment, rank: int, *, index: int, count: int, tell
         timeout_s=assignment.timeout_s,
     )
     speak = tell if rank == 0 else nobody
+    seen: _Seen = {}
+
+    def measure(items: Iterable[Item]) -> None:
+        for item in items:
+            value = _measure(item, timer, kernels, collectives, control)
+            _note(seen, item, value)
+            speak(Measured(item, value))
+
     before = time()
     for number in range(plan.rounds):
         now = time()
@@ -99,10 +109,35 @@ def take_part(assignment: Assignment, rank: int, *, index: int, count: int, tell
         before = now
         if not _agree(rank != 0 or number < plan.least or fits, control):
             break
-        for item in plan.items:
-            if assignment.done.get(item, 0) > number:
-                continue
-            speak(Measured(item, _measure(item, timer, kernels, collectives, control)))
+        measure(item for item in plan.items if assignment.done.get(item, 0) <= number)
+    for _ in range(plan.rounds):
+        wanted = [name for name, items in seen.items() if _agree(rank != 0 or _disagree(items), control)]
+        again = [item for item in plan.items if _class(item) in wanted]
+        if not again or not _agree(rank != 0 or time() <= assignment.until + plan.again_s, control):
+            break
+        measure(again)
+
+
+def _class(item: Item) -> str | None:
+    """What rounds of an item are judged together with; None if they are not judged."""
+    match item:
+        case KernelItem(kernel):
+            return class_name(kernel)
+        case CollectiveItem(op):
+            return class_name(op)
+    return None
+
+
+def _note(seen: _Seen, item: Item, value: float | Rates) -> None:
+    name = _class(item)
+    if name is not None and isinstance(value, float):
+        seen.setdefault(name, {}).setdefault(item, []).append(value)
+
+
+def _disagree(items: Mapping[Item, Sequence[float]]) -> bool:
+    """Whether more rounds are needed; what a run that went on has not measured enough itself was judged before."""
+    rounds = [times for times in items.values() if len(times) > 1]
+    return bool(rounds) and doubt(rounds) > DOUBTFUL
 
 
 def _measure(

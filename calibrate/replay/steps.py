@@ -15,6 +15,7 @@ from simpar.model.work import Attention, Gemm, GroupedGemm
 from simpar.program.ir import (
     COMPUTE,
     Collective,
+    HostWork,
     Instruction,
     Launch,
     Program,
@@ -158,6 +159,8 @@ class Listing:
                 f"the program simulates {size} ranks that stand for {sum(r.replicas for r in self.program.ranks)}, but "
                 "a replay runs every rank; lower the job with fold=False"
             )
+        if any(isinstance(step, HostWork) for listed in self.steps.values() for step in listed):
+            raise ReplayError("a replay copies nothing to hosts yet; lower the job with offload=none")
         self._check_messages()
         self._check_collectives()
         self._check_kernels()

@@ -222,6 +222,15 @@ def simulate(  # noqa: PLR0917 - Typer reads its flags from the signature
         str | None,
         _option("--recompute-layers", panel=_KERNELS, metavar="N", text="With full: layers of each virtual stage."),
     ] = None,
+    offload: Annotated[
+        str | None,
+        _option(
+            "--offload",
+            panel=_KERNELS,
+            metavar="WHAT",
+            text="What lies on hosts: none, optimizer, activations or both.",
+        ),
+    ] = None,
     precision: Annotated[
         str | None, _option("--precision", panel=_KERNELS, metavar="DTYPE", text="bf16, fp16, tf32, fp32 or fp8.")
     ] = None,
@@ -261,13 +270,13 @@ def simulate(  # noqa: PLR0917 - Typer reads its flags from the signature
     allow_oom: Annotated[bool, _option("--allow-oom", panel=_OUTPUT, text="Simulate even if it does not fit.")] = False,
 ) -> None:
     """Simulate one training step of JOB.yaml, or of a job given by flags."""
-    replaced = trace is not None and trace.suffix == ".kineto" and trace.is_dir()  # which checks the folder itself
+    replaced = trace is not None and trace.suffix.lower() == ".kineto" and trace.is_dir()  # checked with the format
     outputs = {"--timeline": timeline, "--trace": None if replaced else trace, "--csv": csv}
     check_outputs({flag: path for flag, path in outputs.items() if path is not None}, job)
     if trace is not None:
-        from simpar.trace.formats import check_format  # noqa: PLC0415
+        from simpar.trace.formats import check_output  # noqa: PLC0415
 
-        check_format(trace)
+        check_output(trace)
     flags = {
         "model": model,
         "cluster": cluster,
@@ -289,6 +298,7 @@ def simulate(  # noqa: PLR0917 - Typer reads its flags from the signature
         "plan.seq_len": seq_len,
         "plan.recompute": recompute,
         "plan.recompute_layers": recompute_layers,
+        "plan.offload": offload,
         "plan.precision": precision,
         "plan.attention": attention,
         "plan.optimizer": optimizer,

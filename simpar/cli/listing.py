@@ -7,7 +7,15 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from simpar.hardware.cluster import cluster_presets, fabric_names, named_fabric, named_node_link, node_link_names
+from simpar.hardware.cluster import (
+    cluster_presets,
+    fabric_names,
+    host_names,
+    named_fabric,
+    named_host,
+    named_node_link,
+    node_link_names,
+)
 from simpar.hardware.device import ALIASES, device, device_names
 from simpar.model.presets import preset, preset_names
 from simpar.model.transformer import Transformer
@@ -30,8 +38,9 @@ def _model_row(model: Transformer) -> tuple[str, ...]:
 
 
 def list_clusters() -> Group:
-    """Devices, node links, fabrics and clusters, one line each."""
+    """Devices, node links, fabrics, hosts and clusters, one line each."""
     links = ((name, named_node_link(name).about) for name in node_link_names())
+    hosts = ((name, named_host(name).about) for name in host_names())
     fabrics = ((name, named_fabric(name).about) for name in fabric_names())
     return Group(
         _table(
@@ -41,6 +50,8 @@ def list_clusters() -> Group:
         _table("node links", ("name", "what it is"), links, texts=(1,)),
         Text(),
         _table("fabrics", ("name", "what it is"), fabrics, texts=(1,)),
+        Text(),
+        _table("hosts", ("name", "what it is"), hosts, texts=(1,)),
         Text(),
         _table("clusters", ("name", "what it is"), cluster_presets().items(), texts=(1,)),
         Text(),

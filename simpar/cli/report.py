@@ -30,6 +30,7 @@ _KINDS = {
     "norm": "norm, softmax",
 }
 _STREAMS = {"tp": "tensor parallel", "dp": "data parallel", "pp": "pipeline", "cp": "context", "ep": "experts"}
+_WAITS = {"host": "host copies", "cpu": "host updates"}
 _CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers", "context")
 
 Row = tuple[str, list[float], str]
@@ -63,6 +64,11 @@ def _setting(result: Result) -> str:
     words += [f"global batch {layout.global_batch:,} = {batch}", layout.precision]
     if plan.recompute != "none":
         words.append(f"{plan.recompute} recomputation")
+    if result.expert_load is not None and plan.expert_skew:
+        words.append(f"fullest experts' rank {result.expert_load:.2f} × the mean")
+    if plan.offload != "none":
+        what = {"both": "optimizer and activations"}.get(plan.offload, plan.offload)
+        words.append(f"{what} on hosts ({format_bytes(result.host_bytes)} each)")
     return " · ".join(words)
 
 
@@ -141,13 +147,13 @@ def _time_parts(ranks: Sequence[RankTime], step_s: float) -> Iterator[tuple[str,
     yield from part("slowed by collectives", lambda r: r.interference_s)
     yield from part("optimizer", lambda r: r.optimizer_s)
     for stream in _ordered({stream for rank in ranks for stream in rank.exposed_s}):
-        label = f"waits for {stream}"
+        label = f"waits for {_WAITS.get(stream, stream)}"
         yield from part(label, _entry("exposed_s", stream))
     yield from part("waits for host", lambda r: r.host_wait_s)
     yield from part("bubble", lambda r: r.bubble_s)
     yield "step", lambda _: step_s, "bold"
     for stream in _ordered({stream for rank in ranks for stream in rank.hidden_s}):
-        label = f"hidden {stream}"
+        label = f"hidden {_WAITS.get(stream, stream)}"
         for name, of, _ in part(label, _entry("hidden_s", stream)):
             yield name, of, "dim"
 

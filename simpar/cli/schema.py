@@ -9,8 +9,17 @@ from pydantic.json_schema import models_json_schema
 
 from simpar.description import Description
 from simpar.faults.description import Faults, Jitter, Loader
-from simpar.hardware.cluster import Cluster, Fabric, NodeLink, cluster_presets, fabric_names, node_link_names
+from simpar.hardware.cluster import (
+    Cluster,
+    Fabric,
+    NodeLink,
+    cluster_presets,
+    fabric_names,
+    host_names,
+    node_link_names,
+)
 from simpar.hardware.device import ALIASES, Device, device_names
+from simpar.hardware.host import Host
 from simpar.model.presets import preset_names
 from simpar.model.transformer import Transformer
 from simpar.plan.plan import Overlap, Plan
@@ -23,20 +32,21 @@ _ROLE = re.compile(r":\w+:`~?([^`]+)`")
 def job_schema() -> dict[str, Any]:
     """The schema of a job file (JSON Schema 2020-12); descriptions are those of the classes' docstrings."""
     described: tuple[type[Description], ...] = (
-        *(Plan, Overlap, Transformer, Cluster, NodeLink, Fabric, Device),
+        *(Plan, Overlap, Transformer, Cluster, NodeLink, Fabric, Host, Device),
         *(Faults, Jitter, Loader),
     )
     _, made = models_json_schema([(cls, "validation") for cls in described], ref_template=_REF)
     definitions: dict[str, Any] = made["$defs"]
     for cls in described:
         _describe(definitions[cls.__name__], cls)
-    for name in ("Transformer", "Cluster", "NodeLink", "Fabric", "Device"):
+    for name in ("Transformer", "Cluster", "NodeLink", "Fabric", "Host", "Device"):
         _make_changeable(definitions[name], named=name)
     parts = definitions["Cluster"]["properties"]
     for field, cls, names in (
         ("device", Device, (*device_names(), *ALIASES)),
         ("node_link", NodeLink, node_link_names()),
         ("fabric", Fabric, fabric_names()),
+        ("host", Host, host_names()),
     ):
         parts[field] = _named_or(cls, names, parts[field].get("description", ""))
     return {

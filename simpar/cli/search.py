@@ -1,6 +1,6 @@
 """``simpar search``: the fastest plans of all."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -68,6 +68,7 @@ def search(  # noqa: PLR0917 - Typer reads its flags from the signature
     check_outputs({flag: path for flag, path in outputs.items() if path is not None}, job)
     if table is not None:
         check_format(table)
+    _check_changes(changes or ())
     drafts = [_draft(job, model, one, changes or ()) for one in (cluster or (None,))]
     jobs = [draft.job() for draft in drafts]
     if any(job.faults.any for job in jobs):
@@ -120,11 +121,28 @@ def _draft(job: Path | None, model: str | None, cluster: str | None, changes: Se
     return read_draft(job, [*flags, *(parse_change(text) for text in changes)])
 
 
-def _kept(plan: Any) -> dict[str, Any]:
-    """What a job's plan says about fields that are not searched and do not follow from those that are."""
+def _check_changes(changes: Sequence[str]) -> None:
+    """Refuses to set what is searched: of a job file such fields are left out, but a flag means what it says."""
+    from simpar.cli.jobfile import parse_change  # noqa: PLC0415
+
+    for text in changes:
+        (section, *rest), value = parse_change(text)
+        named = {rest[0]: value} if rest else value
+        for name in named if section == "plan" and isinstance(named, Mapping) else ():
+            if name in _searched():
+                raise JobError(f"--set '{text}': {name} is searched; restrict it by --choose {name}={named[name]}")
+
+
+def _searched() -> set[str]:
+    """Fields of a plan that are searched, or follow from those that are."""
     from simpar.search.space import AXES  # noqa: PLC0415
 
-    given = plan.model_fields_set - set(AXES) - {"dp", "grad_accum", "global_batch", "seq_len"}
+    return {*AXES, "dp", "grad_accum"}
+
+
+def _kept(plan: Any) -> dict[str, Any]:
+    """What a job's plan says about fields that are not searched and do not follow from those that are."""
+    given = plan.model_fields_set - _searched() - {"global_batch", "seq_len"}
     return {name: getattr(plan, name) for name in given}
 
 
@@ -225,6 +243,7 @@ def _table(title: str, members: "Sequence[Found]", *, several: bool) -> "Rendera
     from rich import box  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
+    from simpar.search.found import shown_plan  # noqa: PLC0415
     from simpar.uncertainty import USUAL_LEVEL  # noqa: PLC0415
     from simpar.units import format_bytes, format_time  # noqa: PLC0415
 
@@ -249,21 +268,3 @@ def _table(title: str, members: "Sequence[Found]", *, several: bool) -> "Rendera
         cells += [f"{found.cost_per_step:,.2f}"] if found.cost_per_step is not None else []
         table.add_row(shown_plan(found.plan), *cells)
     return table
-
-
-def shown_plan(fields: dict[str, Any]) -> str:
-    """The fields of a plan in one line, without those that change nothing.
-
-    >>> shown_plan({"tp": 8, "pp": 1, "schedule": "1f1b", "vpp": 1, "zero": 1, "recompute": "none"})
-    'tp=8 zero=1'
-    """
-    quiet = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "zero": 0, "recompute": "none", "sequence_parallel": False}
-    quiet["etp"] = fields.get("tp", 1)  # what it is unless the plan says otherwise
-    shown = {name: value for name, value in fields.items() if quiet.get(name) != value}
-    if fields.get("pp", 1) == 1:
-        shown.pop("schedule", None)
-    words = {"sequence_parallel": "sp", "micro_batch": "mb"}
-    parts = (
-        words.get(name, name) if value is True else f"{words.get(name, name)}={value}" for name, value in shown.items()
-    )
-    return " ".join(parts) or "plain"

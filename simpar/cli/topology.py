@@ -22,6 +22,8 @@ _KINDS = {
     "ici": "chip to its neighbour",
     "leaf": "leaf to spine",
     "group": "between groups",
+    "pcie": "GPU to its host",
+    "ram": "memory of a host",
 }
 
 

@@ -17,6 +17,7 @@ Not modelled: uplinks (:mod:`simpar.hardware.fabric` has them as links), and wha
 
 from collections.abc import Sequence
 from math import ceil, log2
+from operator import add
 from typing import Literal, NamedTuple, get_args
 
 from simpar.cost.all_reduce import halving_doubling, hierarchical
@@ -291,7 +292,8 @@ def _flown(cost: CollectiveCost, op: str, ranks: Sequence[int], nodes: int, netw
         flight_s = network.farthest_s(ranks)
     else:
         hops = network.flights_s(ranks)
-        around = sum(hops) - min(hops)
+        # a chunk goes once around but for one hop, or in an all-reduce twice but for two
+        once, twice = sum(hops) - min(hops), 2 * sum(hops) - min(map(add, hops, [*hops[1:], hops[0]]))
         levels = len(ranks) / nodes - 1 + log2(nodes)
         if op == "shift":
             flight_s = max(hops)
@@ -302,7 +304,7 @@ def _flown(cost: CollectiveCost, op: str, ranks: Sequence[int], nodes: int, netw
         elif cost.algorithm == "halving_doubling":
             flight_s = 2 * ceil(log2(len(ranks))) * network.farthest_s(ranks)
         else:
-            flight_s = (2 if op == "all_reduce" else 1) * around
+            flight_s = twice if op == "all_reduce" else once
     return cost._replace(latency_s=cost.latency_s + flight_s, total_s=cost.total_s + flight_s)
 
 

@@ -4,7 +4,7 @@ The times are the device's own; the host's launch (``Device.launch_s``) is not i
 on measured tables of five GPUs, where they meet the spread between two collections on the same model of GPU
 (5-6 % for training-sized products, 6-7 % for attention forward).
 
-No table has n or k that is no multiple of 8: what such products lose (``Device.unaligned_gemm_speed``) was derived
+No table has sizes that are no multiple of 8: what such products lose (``Device.unaligned_gemm_speed``) was derived
 from whole steps, on A100 only. That, and what a device or dtype without measurements of its own does,
 :func:`extrapolated` names. Nor does any term know matrices that fit the L2 cache.
 """
@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import ceil
 
+from simpar.cost.error import log_sd
 from simpar.errors import ClusterError
 from simpar.hardware.device import AttentionFit, Device
 from simpar.model.work import DTYPE_BYTES, Attention, Gemm, GroupedGemm, Kernel, MemoryBound
@@ -45,9 +46,9 @@ def kernel_s(kernel: Kernel, device: Device) -> float:
 
 
 def runnable(kernel: Kernel, device: Device) -> Kernel:
-    """The kernel, or where ranks are of several kinds, this device's own generation of it."""
+    """The kernel, or where ranks are of several kinds, the fastest generation of it that this device has."""
     if isinstance(kernel, Attention) and kernel.kernel not in ("unfused", *device.attention_kernel_speed):
-        return replace(kernel, kernel=device.attention_kernel)
+        return replace(kernel, kernel=device.fastest_attention)
     return kernel
 
 
@@ -56,8 +57,8 @@ def gemm_s(kernel: Gemm, device: Device, *, quantize: bool = False) -> float:
 
     compute = 2·m·n·(k + k0) / (P·e) · Q^q · sustained slowdown, traffic = bytes / (W·b),
     t = t0 + (compute³ + traffic³)^⅓, with datasheet peak P and bandwidth W, efficiencies e and b, and
-    :func:`wave_factor` Q. The products of a batch form one grid of batch·m rows. Where rows of n or k elements are no
-    multiple of 16 bytes, compute is divided by ``Device.unaligned_gemm_speed``. Chosen among 13 forms and 9 learned
+    :func:`wave_factor` Q. The products of a batch form one grid of batch·m rows. Where rows are no multiple of
+    16 bytes, compute is divided by ``Device.unaligned_gemm_speed``. Chosen among 13 forms and 9 learned
     models on bf16 points of five GPUs from NVIDIA aiconfigurator-core 0.12.0 (9-36 thousand a GPU).
     The sustained slowdown touches only the compute term, since power limits the core's clock.
 
@@ -128,9 +129,9 @@ def grouped_gemm_s(kernel: GroupedGemm, device: Device) -> float:
 
 
 def unaligned_factor(kernel: Gemm, device: Device) -> float:
-    """How much longer a product computes because its rows of n or k elements are no multiple of 16 bytes."""
+    """How much longer a product of 2-byte elements computes because its rows are no multiple of 16 bytes."""
     speed = device.unaligned_gemm_speed
-    if speed is None or _is_aligned(kernel):
+    if speed is None or DTYPE_BYTES[kernel.dtype] != 2 or _is_aligned(kernel):
         return 1.0
     return 1.0 / (speed.batched if kernel.batch > 1 else speed.plain)
 
@@ -252,31 +253,32 @@ def extrapolated(kernel: Kernel, device: Device) -> str | None:
             else f"no measured grouped products on {device.name}"
         )
     if isinstance(kernel, MemoryBound):
-        return "traffic small enough for the L2 cache" if kernel.nbytes < _CACHED_BYTES else None
+        cached = device.machine is None and kernel.nbytes < _CACHED_BYTES  # calibration measures small ones as well
+        return "traffic small enough for the L2 cache" if cached else None
     if kernel.kernel == "unfused":
         return next((why for part in unfused_attention(kernel) if (why := extrapolated(part, device))), None)
     return _extrapolated_attention(kernel, device)
 
 
 def kernel_error(kernel: Kernel, device: Device) -> float:
-    """Relative error of :func:`kernel_s` as one standard deviation.
+    """Error of :func:`kernel_s` as one standard deviation of log(predicted/measured).
 
-    From the median and the 90th percentile of the fit's absolute residuals, whichever implies the wider
-    normal distribution; twice that outside the fitted region (assumed). It is the error of one kernel beside
-    others on the same machine; what all kernels of a machine share (clocks, power, library versions) is
-    ``device.errors["level"]``.
+    From the median and the 90th percentile of the fit's relative errors, whichever implies the wider
+    distribution (:mod:`simpar.cost.error`); twice that outside the fitted region (assumed). It is the error of
+    one kernel beside others on the same machine; what all kernels of a machine share (clocks, power, library
+    versions) is ``device.errors["level"]``.
     """
     if isinstance(kernel, Attention) and kernel.kernel == "unfused":
         return max(kernel_error(part, device) for part in unfused_attention(kernel))
     key = next((key for key in _error_keys(kernel, device) if key in device.errors), None)
     if key is None:
         return _UNKNOWN_ERROR
-    sigma = max(device.errors[key] / 0.6745, device.errors.get(f"{key}.p90", 0.0) / 1.6449)
+    sigma = log_sd(device.errors[key], device.errors.get(f"{key}.p90", 0.0))
     return sigma * (_EXTRAPOLATION if extrapolated(kernel, device) else 1.0)
 
 
 def _is_aligned(kernel: Gemm) -> bool:
-    return not any(side * DTYPE_BYTES[kernel.dtype] % _VECTOR_BYTES for side in (kernel.n, kernel.k))
+    return not any(length * DTYPE_BYTES[kernel.dtype] % _VECTOR_BYTES for length in kernel.row_lengths)
 
 
 def _extrapolated_gemm(kernel: Gemm, device: Device) -> str | None:
@@ -285,12 +287,15 @@ def _extrapolated_gemm(kernel: Gemm, device: Device) -> str | None:
     if kernel.n < 64 or kernel.k < 64:
         return "n or k below 64"
     if not _is_aligned(kernel):
-        return f"n or k is no multiple of {_VECTOR_BYTES // DTYPE_BYTES[kernel.dtype]}"
+        return f"rows are no multiple of {_VECTOR_BYTES // DTYPE_BYTES[kernel.dtype]} elements"
     return None
 
 
 def _extrapolated_attention(kernel: Attention, device: Device) -> str | None:  # noqa: PLR0911 - one reason a line
-    if kernel.dtype not in ("bf16", "fp16"):
+    measured: tuple[str, ...] = ("bf16", "fp16")
+    if device.machine is not None:  # calibration takes the dtype that the machine trains in, and short sequences too
+        measured = tuple(dtype for dtype in device.gemm if f"gemm.{dtype}" in device.errors)
+    if kernel.dtype not in measured:
         return f"no measured {kernel.dtype} attention on {device.name}"
     if kernel.head_dim not in device.attention:
         return f"head size {kernel.head_dim} is not among the measured ({', '.join(map(str, device.attention))})"
@@ -300,7 +305,7 @@ def _extrapolated_attention(kernel: Attention, device: Device) -> str | None:  #
         return f"{kernel.kernel} scaled from {device.attention_kernel}"
     if kernel.window is not None and kernel.window < kernel.seq_kv:
         return "no measured sliding windows"
-    if kernel.seq_q < 512 or kernel.batch * kernel.seq_q < 1024:
+    if device.machine is None and (kernel.seq_q < 512 or kernel.batch * kernel.seq_q < 1024):
         return "fewer than 512 queries a sequence or 1,024 in all"
     return None
 

@@ -17,10 +17,7 @@ from simpy.events import NORMAL
 class Signal:
     """Something that happens once, with a value for those who wait."""
 
-    __slots__ = ("_waiting",)
-
-    def __init__(self) -> None:
-        self._waiting: list[Callable[[Any], None]] | None = None
+    _waiting: "list[Callable[[Any], None]] | None" = None
 
     def then(self, callback: Callable[[Any], None]) -> None:
         """Calls back with the value when the signal fires."""
@@ -60,24 +57,38 @@ class _Due(simpy.Event):
     def __init__(self, clock: "Clock", delay_ns: int, callback: Callable[[Any], None]) -> None:
         assert delay_ns >= 0, "time goes forward"
         self.env = clock
-        self.callbacks = clock._callbacks  # type: ignore[assignment]  # nobody else adds to it
+        self.callbacks = _CALLBACKS  # type: ignore[assignment]  # nobody adds to it
         self._value = callback
         self._ok = True
         heappush(clock._queue, (clock._now + delay_ns, NORMAL, next(clock._eid), self))  # as Environment.schedule
 
 
+def _elapse(timeout: simpy.Event) -> None:
+    """Time has passed: calls what waited for it, and then all that this lets go on in the same instant."""
+    clock: Clock = timeout.env  # type: ignore[assignment]  # only clocks have such timeouts
+    clock.ns = clock._now  # type: ignore[assignment]  # only ever moved by whole nanoseconds
+    timeout._value(None)  # what to call, see _Due
+    ready = clock._ready
+    while ready:
+        waiting, value = ready.popleft()
+        for callback in waiting:
+            callback(value)
+
+
+_CALLBACKS = [_elapse]
+
+
 class Clock(simpy.Environment):
-    """An environment whose time is an integer."""
+    """An environment whose time is an integer.
+
+    Attributes:
+        ns: the present, in nanoseconds.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._ready: deque[tuple[Callable[[Any], None], Any]] = deque()
-        self._callbacks = [self._elapsed]
-
-    @property
-    def ns(self) -> int:
-        """The present, in nanoseconds."""
-        return self._now  # type: ignore[return-value]  # only ever moved by whole nanoseconds
+        self.ns = 0
+        self._ready: deque[tuple[list[Callable[[Any], None]], Any]] = deque()
 
     def start(self, stream: Stream) -> None:
         """Runs a stream from now on."""
@@ -89,15 +100,6 @@ class Clock(simpy.Environment):
 
     def fire(self, signal: Signal, value: Any = None) -> None:
         """It happened: all who wait go on, before time does."""
-        waiting = signal._waiting
-        if waiting is not None:
+        if signal._waiting is not None:
+            self._ready.append((signal._waiting, value))
             signal._waiting = None
-            for callback in waiting:
-                self._ready.append((callback, value))
-
-    def _elapsed(self, timeout: simpy.Event) -> None:
-        timeout._value(None)  # what to call, see _Due
-        ready = self._ready
-        while ready:
-            callback, value = ready.popleft()
-            callback(value)

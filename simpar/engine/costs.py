@@ -124,7 +124,7 @@ class Costs:
         found = self._kernels.get((kernel, kind))
         if found is None:
             device = self.device(kind)
-            fitting = runnable(kernel, device) if kind else kernel
+            fitting = runnable(kernel, device) if kind or len(self._cluster.devices) > 1 else kernel
             found = self._kernels[kernel, kind] = ns(kernel_s(fitting, device) / self.slow.speed(kind // self._kinds))
         return found
 
@@ -268,8 +268,8 @@ class Costs:
             cluster, place = self._cluster, self.place(rank)
             host, link = host_of(cluster, place), host_link(cluster, place, ">")
             places = [self.place(rank + shift) for shift in copies]
-            near = [other for other in places if host_of(cluster, other) == host]
-            found = _Near(len(near), sum(host_link(cluster, other, ">") == link for other in near))
+            on_host = sum(host_of(cluster, other) == host for other in places)
+            found = _Near(on_host, sum(host_link(cluster, other, ">") == link for other in places))
             self._neighbours[rank, copies] = found
         return found
 

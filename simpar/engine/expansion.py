@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from simpar.engine.price import BlockPrice, OpenedPrice, OperationPrice
-from simpar.engine.rows import Row, RunRow
+from simpar.engine.rows import LabelColumns, Row, RunFields
 from simpar.program.ir import COMPUTE
 from simpar.trace.trace import (
     KINDS,
@@ -37,25 +37,28 @@ class Expansion:
         spans: the sorted operations.
         lanes: lanes of the simulated streams; lanes for collectives inside blocks are added in ``self.lanes``.
         children: kernels that were simulated one by one, each with its operation's row.
+        labels: what the labels of rows stand for.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - all that a trace tells of its operations
         self,
-        runs: Sequence[RunRow],
+        runs: Sequence[RunFields],
         place: IntColumn,
         spans: Spans,
         lanes: Sequence[Lane],
         children: Sequence[tuple[Row, int]],
+        labels: LabelColumns,
     ) -> None:
         self._spans = spans
         self._children = children
         self._place = place
-        self._prices: list[OperationPrice | OpenedPrice] = list({id(run.price): run.price for run in runs}.values())
-        index = {id(price): i for i, price in enumerate(self._prices)}
-        places, prices, *times = zip(*runs, strict=True) if runs else ((),) * 5
-        self._template = np.array([index[id(price)] for price in prices], np.int64)
-        rows, self._issue, self._gpu, self._host_wait = (np.array(column, np.int64) for column in (places, *times))
-        self._rows = place[rows]
+        self._labels = labels
+        rows, _, prices, *times = zip(*runs, strict=True) if runs else ((),) * 5
+        index = {price: i for i, price in enumerate(dict.fromkeys(prices))}
+        self._prices: list[OperationPrice | OpenedPrice] = list(index)
+        self._template = np.array([index[price] for price in prices], np.int64)
+        self._issue, self._gpu = (np.array(column, np.int64) for column in times)
+        self._rows = place[np.array(rows, np.int64)]
         self.lanes = (*lanes, *self._inner_lanes(lanes))
 
     def _inner_lanes(self, lanes: Sequence[Lane]) -> list[Lane]:
@@ -84,7 +87,7 @@ class Expansion:
         """Per span: what it is made of, and what it waited for."""
         template, host, gpu = (np.full(rows, fill, np.int64) for fill in (NONE, 0, 0))
         template[self._rows] = self._template
-        host[self._rows] = self._host_wait
+        host[self._rows] = self._spans.duration_ns[self._rows] - self._gpu
         gpu[self._rows] = self._gpu
         templates = tuple(
             Template(
@@ -158,16 +161,16 @@ class Expansion:
         rows = [row for row, _ in self._children]
         parents = self._place[np.array([parent for _, parent in self._children], np.int64)]
         times = np.array([(r.start_ns, r.end_ns - r.start_ns, r.lane) for r in rows], np.int64).reshape(-1, 3)
-        labels = np.array([row.label for row in rows], np.int64).reshape(-1, 5)
-        value = np.array([row.value for row in rows], np.float64)
+        label = np.array([row.label for row in rows], np.int64)
+        value = self._labels.value[label]
         aside = np.array([self.lanes[row.lane].stream != COMPUTE for row in rows], np.bool_)
         return {
             **dict(zip(("start_ns", "duration_ns", "lane"), times.T, strict=True)),
-            "kind": labels[:, 0],
-            "name": labels[:, 1],
+            "kind": self._labels.kind[label],
+            "name": self._labels.name[label],
             "microbatch": self._spans.microbatch[parents],
             "chunk": self._spans.chunk[parents],
-            "layer": labels[:, 4],
+            "layer": self._labels.layer[label],
             "nbytes": np.where(aside, value, 0.0),
             "flop": np.where(aside, 0.0, value),
             "parent": parents,

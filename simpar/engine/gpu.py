@@ -13,27 +13,35 @@ from typing import Any, NamedTuple
 from simpar.engine.clock import Clock, Signal, Stream
 from simpar.engine.network import Flow, LinkLoad, Network, Route
 from simpar.engine.price import OperationPrice
-from simpar.engine.rows import CATEGORY, Label, Recorder, Row, RunRow
-from simpar.program.ir import COMPUTE, Alloc, Record, Wait
+from simpar.engine.rows import CATEGORY, Recorder
+from simpar.program.ir import COMPUTE, Alloc, Record, Recv, Wait
 from simpar.trace.trace import NONE
 
 _ACTIVATIONS = CATEGORY["activations"]
 _DONE = 1e-6  # nanoseconds of work that only rounding leaves over
 
 
-class RunStep(NamedTuple):
-    """Compute: an operation (with its price) or a single kernel.
+class Task(NamedTuple):
+    """What steps that compute the same have in common: an operation (with its price) or a single kernel.
 
-    ``gpu_ns`` is its time on the device when undisturbed, ``host_ns`` its earliest end after ``issue_ns``, when the
-    host begins to issue it.
+    ``gpu_ns`` is its time on the device when undisturbed, ``host_ns`` its earliest end after the host begins to issue
+    it, which takes ``issue_ns``. Here and below, ``label`` counts in the recorder's labels.
     """
 
-    label: Label
-    issue_ns: int
+    label: int
     gpu_ns: int
     host_ns: int
-    flop: float
+    issue_ns: int
     price: OperationPrice | None
+
+
+class RunStep(NamedTuple):
+    """Computes a task, which the host begins to issue at ``issue_ns``, in the opened run of that number or in none."""
+
+    task: Task
+    microbatch: int
+    chunk: int
+    issue_ns: int
     transient_bytes: int
     opened: int
 
@@ -44,31 +52,23 @@ class SyncStep(NamedTuple):
     issue_ns: int
 
 
-class SendStep(NamedTuple):
-    """Sends a message once it was issued and its receiver can take it."""
+class TransferStep(NamedTuple):
+    """Carries something once it was issued: a message, as soon as its receiver can take it, or what the host moves."""
 
-    label: Label
+    label: int
+    microbatch: int
     issue_ns: int
-    nbytes: float
     route: Route
-    mail: "Mail"
-
-
-class HostStep(NamedTuple):
-    """Copies from or to the memory of the host, or lets its processor work there, once it was issued."""
-
-    label: Label
-    issue_ns: int
-    nbytes: float
-    route: Route
+    mail: "Mail | None"
 
 
 class MeetStep(NamedTuple):
     """Takes part in a collective once it was issued."""
 
-    label: Label
+    label: int
+    microbatch: int
+    chunk: int
     issue_ns: int
-    nbytes: float
     latency_ns: int
     stream_ns: int
     loads: list[LinkLoad]
@@ -84,32 +84,26 @@ class Meeting:
     op: str
     nbytes: float
     title: str
-    expected: int
     loads: list[LinkLoad]
+    members: set[int]
     arrived: "list[tuple[Gpu, MeetStep]]" = field(default_factory=list)
     finished: Signal | None = None
     start_ns: int = 0
 
 
 class Mail(Signal):
-    """One message, as a signal of its arrival: its row once delivered, whether its receiver is there, who waits.
+    """One message, as a signal of its arrival: its row once delivered, whether its receiver is there, who waits."""
 
-    It is the receiver's step, too.
-    """
-
-    __slots__ = ("box", "is_awaited", "is_sent", "posted", "row", "sender", "source", "tag", "target")
+    row = NONE
+    posted = False
+    sender: Signal | None = None
+    box: "Mailbox | None" = None
 
     def __init__(self, source: int, target: int, tag: Hashable) -> None:
-        super().__init__()
         self.source, self.target, self.tag = source, target, tag
-        self.is_sent = self.is_awaited = False  # whether the program has these halves
-        self.row = NONE
-        self.posted = False
-        self.sender: Signal | None = None
-        self.box: Mailbox | None = None
 
 
-Step = RunStep | Record | Wait | Mail | SyncStep | Alloc | SendStep | HostStep | MeetStep
+Step = RunStep | Record | Wait | Recv | SyncStep | Alloc | TransferStep | MeetStep
 """What a stream executes; an instruction that needs no more than it says is a step itself."""
 
 
@@ -126,13 +120,13 @@ def awaited(step: Step) -> str:
     match step:
         case Wait(event=event):
             return f"event '{event}'"
-        case Mail(tag=tag, source=source):
-            return f"message '{tag}' from rank {source}"
-        case SendStep(mail=mail):
+        case Recv(peer=peer, tag=tag):
+            return f"message '{tag}' from rank {peer}"
+        case TransferStep(mail=Mail() as mail):
             return f"rank {mail.target} to take message '{mail.tag}'"
         case MeetStep(meeting=meeting):
-            missing = meeting.expected - len(meeting.arrived)
-            return f"{missing} more of {meeting.expected} members of {meeting.title}"
+            expected = len(meeting.members)
+            return f"{expected - len(meeting.arrived)} more of {expected} members of {meeting.title}"
         case _:
             return "nothing"
 
@@ -147,6 +141,7 @@ class Gpu:
         recorder: Recorder,
         *,
         rank: int,
+        letters: dict[Hashable, Mail],
         compute_rate: float,
         collective_rate: float,
         rendezvous: bool,
@@ -155,6 +150,7 @@ class Gpu:
         self.network = network
         self.recorder = recorder
         self.rank = rank
+        self.letters = letters  # messages to this rank, by tag
         self.host_lag_ns = 0
         self.events: dict[
             Hashable, Any
@@ -165,7 +161,7 @@ class Gpu:
         self._collective_rate = collective_rate
         self._flows: dict[Flow, float] = {}  # collectives under way, and how hard each works this device
         self._computing = True
-        self._left = 0.0  # work of the present operation that is not done, as of _since
+        self._left: float = 0.0  # work of the present operation that is not done, as of _since
         self._since = 0
         self._disturbed = False
         self._waker: Signal | None = None
@@ -229,35 +225,59 @@ class Gpu:
         self, lane: int, steps: "list[Step]"
     ) -> Stream:
         """The compute stream: executes its steps in order."""
-        clock, events, rows, memory = self.clock, self.events, self.recorder.rows, self.recorder.memory
+        clock, events, recorder = self.clock, self.events, self.recorder
+        letters, rows, runs, memory = self.letters, recorder.rows, recorder.runs, recorder.memory
         cause = NONE  # row whose end let the stream get here: what it executed, or waited for, last
         for step in steps:
             if type(step) is RunStep:
-                gpu_ns, waited = step.gpu_ns, 0
-                end = step.issue_ns + self.host_lag_ns + step.host_ns  # at the earliest, because of the host
-                if step.price is None and clock.ns < end - gpu_ns:
-                    waited = yield from self._launched(step)
-                start = clock.ns
-                bound = end - start
+                (label, gpu_ns, host_ns, _, price), microbatch, chunk, issue_ns, transient_bytes, opened = step
+                issue_ns += self.host_lag_ns
+                start, end, waited = clock.ns, issue_ns + host_ns, 0  # it ends no earlier, because of the host
+                if price is None and start < end - gpu_ns:
+                    waited = end - gpu_ns - start
+                    yield from self._await_launch(waited)
+                    start += waited
                 if self._flows:
                     yield from self._run_slowed(gpu_ns)
                     gpu_ns = clock.ns - start
                 else:
-                    self._left, self._since, self._disturbed = float(gpu_ns), start, False
-                    yield gpu_ns if gpu_ns > bound else bound
+                    self._left, self._since, self._disturbed = gpu_ns, start, False
+                    yield gpu_ns if start + gpu_ns > end else end - start
                     if self._disturbed:
                         gpu_ns = yield from self._make_up(start, gpu_ns)
-                now = clock.ns
-                if now < end:
-                    yield end - now
-                    now = end
-                self._record_run(step, lane, (start, now), gpu_ns, waited, cause)
-                cause = len(rows) - 1
+                if clock.ns < end:
+                    yield end - clock.ns
+                now, row = clock.ns, len(rows)
+                rows.append((start, now, lane, label, microbatch, chunk, cause))
+                cause = row
+                if price is not None:
+                    runs.append((row, lane, price, issue_ns, gpu_ns))
+                elif opened != NONE:
+                    recorder.inner.append((row, opened, waited))
+                if transient_bytes:
+                    memory.append((start, self.rank, _ACTIVATIONS, transient_bytes))
+                    memory.append((now, self.rank, _ACTIVATIONS, -transient_bytes))
             elif type(step) is Record:
                 waiting = events.get(step.event)
                 events[step.event] = cause
                 if waiting is not None:
                     clock.fire(waiting, cause)
+            elif type(step) is Alloc:
+                memory.append((clock.ns, self.rank, CATEGORY[step.category], step.nbytes))
+            elif type(step) is Recv:
+                mail = letters.get(step.tag)
+                if mail is None:  # nobody ever sends it
+                    mail = letters[step.tag] = Mail(step.peer, self.rank, step.tag)
+                mail.posted = True
+                if mail.row == NONE:
+                    if mail.sender is not None:
+                        clock.fire(mail.sender, NONE)
+                    self.blocked[COMPUTE] = step
+                    self._set_computing(False)
+                    cause = yield mail
+                    self._set_computing(True)
+                if mail.box is not None:
+                    self._empty(mail.box)
             elif type(step) is Wait:
                 signal = events.get(step.event)
                 if type(signal) is not int:
@@ -267,28 +287,16 @@ class Gpu:
                     self._set_computing(False)
                     cause = yield signal
                     self._set_computing(True)
-            elif type(step) is Mail:
-                if step.box is not None:
-                    cause = yield from self._receive(step, cause)
-                elif step.row == NONE:
-                    step.posted = True
-                    if step.sender is not None:
-                        clock.fire(step.sender, NONE)
-                    self.blocked[COMPUTE] = step
-                    self._set_computing(False)
-                    cause = yield step
-                    self._set_computing(True)
             elif type(step) is SyncStep:
                 self.host_lag_ns = max(self.host_lag_ns, clock.ns - step.issue_ns)
-            elif type(step) is Alloc:
-                memory.append((clock.ns, self.rank, CATEGORY[step.category], step.nbytes))
         self._set_computing(False)
         self.blocked.pop(COMPUTE, None)
 
-    def communicate(self, name: str, lane: int, steps: "list[Step]") -> Stream:
+    def communicate(  # noqa: PLR0912 - as above
+        self, name: str, lane: int, steps: "list[Step]"
+    ) -> Stream:
         """The stream of a communicator, or of the host's part: executes its steps in order."""
         clock, events, rows, transfer = self.clock, self.events, self.recorder.rows, self.network.transfer
-        new = tuple.__new__  # what a named tuple's own constructor calls, three times as fast
         cause = NONE
         for step in steps:
             if type(step) is Record:
@@ -303,57 +311,30 @@ class Gpu:
                         signal = events[step.event] = Signal()
                     self.blocked[name] = step
                     cause = yield signal
-            elif type(step) is SendStep:
-                mail, start = step.mail, clock.ns
-                issued = step.issue_ns + self.host_lag_ns
-                if issued > start:
-                    yield issued - start
-                    start = issued
-                if self._rendezvous or mail.box is not None:
-                    yield from self._make_room(name, step)
-                    start = clock.ns
-                yield transfer(step.route)
-                mail.row = len(rows)
-                rows.append(new(Row, (start, clock.ns, lane, step.label, step.nbytes, cause, NONE, 0)))
-                cause = mail.row
-                clock.fire(mail, cause)
-            elif type(step) is HostStep:
-                issued = step.issue_ns + self.host_lag_ns
-                if issued > clock.ns:
-                    yield issued - clock.ns
+            elif type(step) is TransferStep:
+                label, microbatch, issue_ns, route, mail = step
+                if issue_ns + self.host_lag_ns > clock.ns:
+                    yield issue_ns + self.host_lag_ns - clock.ns
+                if mail is not None and (self._rendezvous or mail.box is not None):
+                    yield from self._make_room(name, step, mail)
                 start = clock.ns
-                yield transfer(step.route)
-                rows.append(Row(start, clock.ns, lane, step.label, step.nbytes, cause))
-                cause = len(rows) - 1
+                yield transfer(route)
+                row = len(rows)
+                rows.append((start, clock.ns, lane, label, microbatch, NONE, cause))
+                cause = row
+                if mail is not None:
+                    mail.row = row
+                    clock.fire(mail, row)
             elif type(step) is MeetStep:
-                issued = step.issue_ns + self.host_lag_ns
-                if issued > clock.ns:
-                    yield issued - clock.ns
+                if step.issue_ns + self.host_lag_ns > clock.ns:
+                    yield step.issue_ns + self.host_lag_ns - clock.ns
                 start = yield from self._meet(name, step)
-                rows.append(Row(start, clock.ns, lane, step.label, step.nbytes, cause, step.opened))
-                cause = len(rows) - 1
+                row = len(rows)
+                rows.append((start, clock.ns, lane, step.label, step.microbatch, step.chunk, cause))
+                cause = row
+                if step.opened != NONE:
+                    self.recorder.inner.append((row, step.opened, 0))
         self.blocked.pop(name, None)
-
-    def _record_run(  # noqa: PLR0917 - keywords cost time here
-        self, step: RunStep, lane: int, when: tuple[int, int], gpu_ns: int, waited: int, cause: int
-    ) -> None:
-        recorder, (start, end), new = self.recorder, when, tuple.__new__
-        label, issue_ns, _, _, flop, price, transient_bytes, opened = step
-        if price is not None:
-            fields = (len(recorder.rows), price, issue_ns + self.host_lag_ns, gpu_ns, end - start - gpu_ns)
-            recorder.runs.append(new(RunRow, fields))
-        recorder.rows.append(new(Row, (start, end, lane, label, flop, cause, opened, waited)))
-        if transient_bytes:
-            recorder.memory.append((start, self.rank, _ACTIVATIONS, transient_bytes))
-            recorder.memory.append((end, self.rank, _ACTIVATIONS, -transient_bytes))
-
-    def _idle(self, step: Step, signal: Signal) -> Generator[int | Signal, Any, int]:
-        """Compute waits; returns the row that ended the wait."""
-        self.blocked[COMPUTE] = step  # word for a deadlock report
-        self._set_computing(False)
-        row: int = yield signal
-        self._set_computing(True)
-        return row
 
     def _make_up(self, start: int, gpu_ns: int) -> Generator[int | Signal, Any, int]:
         """Does the work that collectives left undone; returns the time on the device, from ``start`` on."""
@@ -370,30 +351,20 @@ class Gpu:
         self._arm()
         yield waker
 
-    def _launched(self, step: RunStep) -> Generator[int | Signal, Any, int]:
-        """The device idles until the host has launched a kernel; returns for how long."""
-        waited = step.issue_ns + self.host_lag_ns + step.host_ns - step.gpu_ns - self.clock.ns
+    def _await_launch(self, waited_ns: int) -> Stream:
+        """The device idles until the host has launched a kernel."""
         self._set_computing(False)
-        yield waited
+        yield waited_ns
         self._set_computing(True)
-        return waited
 
-    def _receive(self, mail: Mail, cause: int) -> Generator[int | Signal, Any, int]:
+    def _empty(self, box: Mailbox) -> None:
         """Takes a message out of a bounded buffer."""
-        mail.posted = True
-        if mail.row == NONE:
-            if mail.sender is not None:
-                self.clock.fire(mail.sender, NONE)
-            cause = yield from self._idle(mail, mail)
-        if mail.box is not None:
-            mail.box.free += 1
-            if mail.box.waiting:
-                self.clock.fire(mail.box.waiting.pop(0), NONE)
-        return cause
+        box.free += 1
+        if box.waiting:
+            self.clock.fire(box.waiting.pop(0), NONE)
 
-    def _make_room(self, name: str, step: SendStep) -> Stream:
+    def _make_room(self, name: str, step: TransferStep, mail: Mail) -> Stream:
         """Waits until the receiver is there (rendezvous), or has room in its buffer."""
-        mail = step.mail
         self.blocked[name] = step
         if self._rendezvous and not mail.posted:
             mail.sender = Signal()
@@ -409,7 +380,7 @@ class Gpu:
         """Meets the other members; the last to arrive starts the transfer for all. Returns when it began."""
         meeting = step.meeting
         meeting.arrived.append((self, step))
-        if len(meeting.arrived) < meeting.expected:
+        if len(meeting.arrived) < len(meeting.members):
             if meeting.finished is None:
                 meeting.finished = Signal()
             self.blocked[name] = step
@@ -425,4 +396,5 @@ class Gpu:
             gpu.end_collective(flow)
         if meeting.finished is not None:
             self.clock.fire(meeting.finished, NONE)
+        meeting.arrived.clear()  # steps and meetings would hold each other
         return meeting.start_ns

@@ -47,18 +47,16 @@ class Flow(Signal):
     ``slowed_by`` counts the members that compute meanwhile.
     """
 
-    __slots__ = ("begins_ns", "left", "limit", "loads", "rate", "since", "slowed_by", "version")
+    rate = 0.0
+    limit = 1.0
+    slowed_by = 0
+    since = 0
+    version = 0
 
     def __init__(self, duration_ns: int, loads: list[LinkLoad], begins_ns: int) -> None:
-        super().__init__()
         self.left = float(duration_ns)
         self.loads = loads  # bytes per ns at full speed
         self.begins_ns = begins_ns
-        self.rate = 0.0
-        self.limit = 1.0
-        self.slowed_by = 0
-        self.since = 0
-        self.version = 0
 
 
 class Route(NamedTuple):
@@ -133,8 +131,15 @@ class Network:
         else:
             # nobody else is there: unless a later transfer announces this one, it begins and ends undisturbed
             flow.version = 1
-            clock.after(latency_ns + duration_ns, partial(self._finish_version, flow, 1))
+            clock.after(latency_ns + duration_ns, partial(self._finish_alone, flow))
         return flow
+
+    def _finish_alone(self, flow: Flow, _: object) -> None:
+        """Ends a flow that was alone all the time."""
+        if flow.version == 1:
+            for link, _, _ in flow.loads:
+                link.flows.remove(flow)
+            self._clock.fire(flow)
 
     def _finish_version(self, flow: Flow, version: int, _: object) -> None:
         """Ends a flow, unless its rate has changed since this end was foreseen."""
@@ -175,11 +180,6 @@ class Network:
             self._set_rate(flow, 1.0)
 
     def _finish(self, flow: Flow) -> None:
-        if flow.version == 1:  # it was alone all the time
-            for link, _, _ in flow.loads:
-                link.flows.remove(flow)
-            self._clock.fire(flow)
-            return
         contended: list[Flow] = []
         for link, demand, _ in flow.loads:
             if link.saturated:
@@ -231,12 +231,12 @@ class Network:
 
     def _share(self, flows: list[Flow]) -> None:
         """Gives flows their fair rates; a flow whose rate stays keeps its course."""
-        for flow, rate in _fair_rates(flows).items():
+        for flow, rate in fair_rates(flows).items():
             if rate != flow.rate:
                 self._set_rate(flow, max(rate, 1e-12))
 
 
-def _fair_rates(flows: list[Flow]) -> dict[Flow, float]:
+def fair_rates(flows: list[Flow]) -> dict[Flow, float]:
     """Max-min fair rates: a link's bytes/s are shared equally, and what a flow cannot use goes to the others.
 
     Rates are settled in rounds: first flows that want no more than their share; then those of a link that is the

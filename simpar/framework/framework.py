@@ -92,8 +92,8 @@ class Optimizer(Description):
         tensors_per_layer: parameter tensors of a layer.
         shard_copy_s: host seconds to copy one rank's part of one tensor between it and the flat buffer of a collective,
             where the distributed optimizer shards tensor by tensor; 0 where buffers are flat from the start.
-        waits_for_shards: whether backward waits for each bucket's reduce-scatter where gradients are sharded without
-            parameters (ZeRO-1 and 2); all-reduces still run beside it.
+        waits_for_shards: whether backward waits for each bucket's reduce-scatter with ZeRO-1; all-reduces still run
+            beside it.
     """
 
     extra_bytes: NonNegative = 0.0
@@ -169,8 +169,6 @@ class Framework(Description):
         attention_launches: kernels of a fused attention core as ``[forward, backward]``.
         expert_launches: kernels that the host launches for a product over the experts of a rank: ``one`` grouped
             kernel, or ``each`` expert's own.
-        expert_skew: how unevenly tokens choose experts in its training steps: the exponent of a power law (0 is
-            balanced).
         attention: attention kernel where a plan leaves it ``auto``; None takes the device's newest.
         loss_kernel: ``unfused`` or ``fused`` cross entropy.
         fp8_cast_bytes: traffic per element where a kernel of its own casts what enters a linear layer, or the gradient
@@ -223,7 +221,6 @@ class Framework(Description):
     layer_launches: tuple[Count, Count] = (0, 0)
     attention_launches: tuple[Count, Count] = (1, 3)
     expert_launches: Literal["one", "each"] = "one"
-    expert_skew: NonNegative = 0.0
     attention: Literal["unfused", "flash1", "flash2", "flash3"] | None = None
     loss_kernel: Literal["unfused", "fused"] = "unfused"
     fp8_cast_bytes: NonNegative = 0.0

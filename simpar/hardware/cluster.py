@@ -36,6 +36,7 @@ __all__ = [
     "fabric_names",
     "host_names",
     "named_fabric",
+    "named_host",
     "named_node_link",
     "node_link_names",
 ]
@@ -108,8 +109,17 @@ def named_fabric(name: str) -> Fabric:
     return Fabric.model_validate(_lookup("fabrics", "fabric", name))
 
 
+def named_host(name: str) -> Host:
+    """The catalog's host of that name.
+
+    Raises:
+        ClusterError: no such host; the message names the nearest one.
+    """
+    return Host.model_validate(_lookup("hosts", "host", name))
+
+
 def _defaults(device_name: str) -> dict[str, Any]:
-    """Node link, fabric and GPUs per node by the longest known prefix of a device's name, or nothing."""
+    """Node link, fabric, host and GPUs per node by the longest known prefix of a device's name, or nothing."""
     defaults: dict[str, dict[str, Any]] = _catalog("clusters")["defaults"]
     known = [prefix for prefix in defaults if device_name == prefix or device_name.startswith(f"{prefix}-")]
     return defaults[max(known, key=len)] if known else {}
@@ -182,6 +192,7 @@ class NodeGroup(Description):
         count: number of nodes.
         node_link: the path between GPUs of a node; left open, the device's usual one.
         nic_gbps: line rate of one NIC in Gb/s; None takes that of the cluster's fabric.
+        price_per_gpu_hour: money for a GPU and hour; None takes that of the cluster.
     """
 
     error_type: ClassVar[type[SimparError]] = ClusterError
@@ -190,6 +201,7 @@ class NodeGroup(Description):
     count: Annotated[int, Field(ge=1)]
     node_link: Annotated[NodeLink, BeforeValidator(lambda value: _expand("node_links", "node link", value))]
     nic_gbps: Annotated[float, Field(gt=0)] | None = None
+    price_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -204,7 +216,7 @@ class NodeGroup(Description):
 class Cluster(Description):
     """GPUs in nodes of equal size, of one kind or of several.
 
-    ``device``, ``node_link`` and ``fabric`` take a catalog name, or a mapping with a catalog name as ``base``
+    ``device``, ``node_link``, ``fabric`` and ``host`` take a catalog name, or a mapping with a catalog name as ``base``
     and the fields that differ. What is not given follows from the device. A text such as ``h100-sxm:64x8``
     (or a preset's name) stands for a whole cluster. The path of a profile (``profile.json:1x8``, or a mapping
     with ``profile`` instead of ``device``) brings the device, node link and fabric that were measured. Several kinds
@@ -227,7 +239,8 @@ class Cluster(Description):
         groups: the kinds of nodes, where there are several.
         placement: the GPU that each rank runs on, a permutation; None means rank i on GPU i.
         host: the processor of every node, for what runs on it.
-        price_per_gpu_hour: money for a GPU and hour, in any currency; None leaves money out.
+        price_per_gpu_hour: money for a GPU and hour, in any currency, where its kind has no price of its own; None
+            leaves money out.
         overhead_w_per_gpu: watts that hosts, NICs and switches draw for each GPU.
         pue: power usage effectiveness: what the site draws over what its machines do.
     """
@@ -324,7 +337,7 @@ class Cluster(Description):
                 del fields["node_link"]
             if usual and self.fabric == named_fabric(usual["fabric"]):
                 del fields["fabric"]
-            if "host" in usual and self.host == Host.model_validate(_lookup("hosts", "host", usual["host"])):
+            if "host" in usual and self.host == named_host(usual["host"]):
                 del fields["host"]
         return type(self).model_validate({**fields, **changes})
 
@@ -351,6 +364,14 @@ class Cluster(Description):
     def gpus_by_kind(self) -> tuple[int, ...]:
         """GPUs of each kind in :attr:`devices`."""
         return tuple(group.count * self.gpus_per_node for group in self.groups) or (self.gpus,)
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Money for all GPUs and an hour; None where the price of some is not known."""
+        own = [group.price_per_gpu_hour for group in self.groups] or [None]
+        prices = [self.price_per_gpu_hour if price is None else price for price in own]
+        parts = [count * price for count, price in zip(self.gpus_by_kind, prices, strict=True) if price is not None]
+        return sum(parts) if len(parts) == len(prices) else None
 
     def kind_of(self, gpu: int) -> int:
         """Number of the kind in :attr:`devices` of the GPU at a place."""

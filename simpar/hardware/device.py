@@ -146,7 +146,7 @@ class Power(Description):
 
 
 class UnalignedSpeed(Description):
-    """Speed of products whose rows are no multiple of 16 bytes (n or k no multiple of 8), relative to aligned ones.
+    """Speed of 2-byte products whose rows are no multiple of 16 bytes (8 elements), relative to aligned ones.
 
     Attributes:
         plain: of a single product.
@@ -168,7 +168,7 @@ class Device(Description):
         memory_bytes_per_s: datasheet bandwidth.
         sms: streaming multiprocessors.
         gemm: fit of each dtype's matrix products.
-        unaligned_gemm_speed: what products lose whose n or k is no multiple of 8; None where nobody measured it.
+        unaligned_gemm_speed: what products lose whose rows are no multiple of 8 elements; None if unmeasured.
         grouped_gemm_speed: speed of the products of several experts in one launch relative to one plain product.
         attention: fit of fused attention by head size.
         attention_kernel: the kernel generation that ``attention`` was measured with.
@@ -184,8 +184,11 @@ class Device(Description):
         collective_rate_during_compute: fraction of its speed at which a collective goes on beside compute.
         power: what it draws; None where nobody published it.
         fit_from: where the fits come from if they were not measured on this device; None when they were.
+        machine: host of the one machine that calibration measured, whose rounds ``errors`` describe; None for a kind of
+            device, of which others were measured.
         errors: relative errors of the fits by kernel class (``gemm.bf16``; with ``.p90`` the 90th percentile,
-            else the median; ``level`` is the error that all kernels of a machine share).
+            else the median; ``level`` is the error that all kernels of a machine share: from one machine of the kind
+            to another, or from one moment to another on ``machine``).
         sources: where each number comes from, by dotted path of the field or of one of its parents.
     """
 
@@ -212,6 +215,7 @@ class Device(Description):
     collective_rate_during_compute: Fraction = 1.0
     power: Power | None = None
     fit_from: str | None = None
+    machine: str | None = None
     errors: dict[str, NonNegative] = Field(default_factory=dict)
     sources: dict[str, str] = Field(default_factory=dict)
 
@@ -232,6 +236,11 @@ class Device(Description):
         if self.context_bytes >= self.memory_bytes:
             raise ValueError("context_bytes must be smaller than memory_bytes; both are bytes")
         return self
+
+    @property
+    def fastest_attention(self) -> AttentionKernel:
+        """The fused kernel that runs fastest here; that of the fits may not run, where they are another device's."""
+        return max(self.attention_kernel_speed, key=lambda kernel: self.attention_kernel_speed[kernel])
 
     def peak(self, dtype: DType) -> float:
         """Dense peak of ``dtype`` in FLOP/s.

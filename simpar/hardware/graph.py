@@ -54,6 +54,9 @@ class Graph(Description):
     Parallel edges (those of a networkx multigraph) are one bundle: their bandwidths add up, since many messages spread
     over them by hashing, and the shortest latency counts. One message alone reaches what its widest cable carries.
 
+    A collective is one ring, in the order of its ranks, along the shortest ways; other cables stay idle (but for an
+    all-to-all, which uses those between all pairs). Libraries look for several rings that share no cable.
+
     Attributes:
         edges: the cables.
         directed: whether an edge goes only from source to target.

@@ -20,7 +20,7 @@ def read_device(value: Any) -> Any:
 
 
 class Host(Description):
-    """The processor of a node, as a place where a program may run (a parameter server) or keep what it needs less often.
+    """The processor of a node: a place where a program may run (a parameter server), or keep what devices need less.
 
     Attributes:
         about: one line for people.

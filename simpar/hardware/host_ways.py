@@ -1,6 +1,9 @@
 """Ways of messages that begin or end at the host of a node."""
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from simpar.errors import ClusterError
 from simpar.hardware.cluster import Cluster
@@ -58,8 +61,11 @@ def host_link(cluster: Cluster, gpu: int, way: str) -> Link:
     return Link(f"pcie{gpu // local * links + gpu % local // host.gpus_per_link}{way}", host.link_bytes_per_s)
 
 
-def host_of(cluster: Cluster, gpu: int) -> int:
-    """The host of a GPU: that of its node, or of the GPUs that share a processor with it."""
+G = TypeVar("G", int, npt.NDArray[np.int64])
+
+
+def host_of(cluster: Cluster, gpu: G) -> G:
+    """The host of a GPU (or of each of an array): that of its node, or of the GPUs that share a processor with it."""
     local, each = cluster.gpus_per_node, cluster.host.gpus_per_host or cluster.gpus_per_node
     return gpu // local * -(-local // each) + gpu % local // each
 

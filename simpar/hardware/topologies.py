@@ -31,7 +31,11 @@ def line(*, gpus: int, bandwidth_gbps: float, latency_us: float = 0.0) -> Iterat
 
 
 def fully_connected(*, gpus: int, bandwidth_gbps: float, latency_us: float = 0.0) -> Iterator[Cable]:
-    """Each two GPUs have a cable."""
+    """Each two GPUs have a cable.
+
+    A collective's one ring goes over one cable of each GPU. A mesh whose library runs a ring over every cable, as RCCL
+    does on Infinity Fabric, is a ``node_link`` of kind ``mesh`` instead, such as the catalog's ``xgmi3``.
+    """
     for a, b in combinations(range(gpus), 2):
         yield f"gpu{a}", f"gpu{b}", bandwidth_gbps, latency_us
 

@@ -4,12 +4,14 @@ Both are made of *pods*: the nodes below a leaf (or below the leaves of all rail
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise, product
 from typing import NamedTuple
 
 from simpar.hardware.blocks import per_block, span
 from simpar.hardware.cluster import Cluster
+
+_ROUNDING = 1e-12  # what a difference of sums may leave where nothing is left
 
 
 class Link(NamedTuple):
@@ -76,9 +78,9 @@ class Uplinks:
     def loads(self, ranks: Sequence[int], nic_bytes: float, *, every_pair: bool) -> Iterator[tuple[Link, float]]:
         """Bytes of a collective that sends ``nic_bytes`` a member, link by link; one may come several times."""
         if self._is_dragonfly:
-            for (a, b), carried in self._between(ranks, nic_bytes, every_pair).items():
-                for link, part in self._between_groups(a, b):
-                    yield link, carried * part
+            between = self._between(ranks, nic_bytes, every_pair)
+            for (a, b), carried in (self._detoured(between) if self._takes_detours else between).items():
+                yield self._bundle(a, b), carried
         else:
             for (pod, rail), members in self._members_away(ranks, every_pair).items():
                 for way in "><":
@@ -125,10 +127,33 @@ class Uplinks:
         width = span(ranks, self._local)[1]
         return dict.fromkeys(pairwise([*members, next(iter(members))]), nic_bytes * width)
 
+    @property
+    def _takes_detours(self) -> bool:
+        """Whether messages go by a third group, any of them alike (Valiant 1982)."""
+        return self._fabric.routing != "minimal" and self._pods > 2
+
+    def _detoured(self, between: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
+        """What bundles carry of given bytes from group to group where all take detours.
+
+        The bundle from a to b carries an equal part of all that leaves a, on its first leg, and of all that is for b,
+        on its second; but not what goes from a to b itself.
+        """
+        out, into = dict.fromkeys(range(self._pods), 0.0), dict.fromkeys(range(self._pods), 0.0)
+        for (a, b), carried in between.items():
+            out[a] += carried
+            into[b] += carried
+        part = 1.0 / (self._pods - 2)
+        found: dict[tuple[int, int], float] = {}
+        for (a, leaving), (b, coming) in product(out.items(), into.items()):
+            carried = leaving + coming - 2.0 * between.get((a, b), 0.0)
+            if a != b and carried > _ROUNDING * (leaving + coming):
+                found[a, b] = carried * part
+        return found
+
     def _between_groups(self, a: int, b: int) -> Ways:
-        others = [group for group in range(self._pods) if group not in (a, b)]
-        if self._fabric.routing == "minimal" or not others:
+        if not self._takes_detours:
             return ((self._bundle(a, b), 1.0),)
+        others = [group for group in range(self._pods) if group not in (a, b)]
         part = 1.0 / len(others)
         return tuple(
             way for group in others for way in ((self._bundle(a, group), part), (self._bundle(group, b), part))

@@ -20,10 +20,6 @@ class ConfigReader:
         """Whether the file gives this field a value other than null."""
         return self.config.get(key) is not None
 
-    def says(self, key: str, value: str) -> bool:
-        """Whether a key has this text."""
-        return bool(self.config.get(key) == value)
-
     def count(self, *keys: str, default: int | None = None) -> int:
         """The first of ``keys`` (spellings of one field) that the file has, as a positive integer."""
         for key in keys:

@@ -25,8 +25,6 @@ class MoE(Description):
         shared_gate: a sigmoid gate with one output on the shared experts (Qwen2-MoE, Qwen3-Next).
         router_bias: a trained bias on the router (gpt-oss); biases that only balance load are not trained and not
             counted.
-        balanced_by_bias: a bias per expert, which is no parameter, keeps loads even in training (DeepSeek-V3, Kimi K2,
-            GLM-4.5), rather than an auxiliary loss, which only makes them less uneven.
         first_dense: layers from below that have a dense MLP instead (DeepSeek-V3: 3).
         pattern: which of the layers behind those have experts, as letters that repeat: ``E`` experts, ``D`` dense.
             ``DE`` is Llama 4 Maverick.
@@ -41,7 +39,6 @@ class MoE(Description):
     shared_ffn_hidden: Whole = 0
     shared_gate: Flag = False
     router_bias: Flag = False
-    balanced_by_bias: Flag = False
     first_dense: Whole = 0
     pattern: str = Field(default="E", pattern=r"^[ED]*E[ED]*$")
     capacity_factor: Annotated[float, Field(gt=0)] | None = None

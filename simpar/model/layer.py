@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 AttentionKind = Literal["full", "latent", "linear"]
-MlpKind = Literal["dense", "experts"]
+MlpKind = Literal["dense", "experts", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,7 @@ class LayerKind:
 
     Attributes:
         attention: ``full`` with keys and values per (grouped) head, ``latent`` (MLA), or ``linear``.
-        mlp: one MLP for all tokens, or experts.
+        mlp: one MLP for all tokens, or experts; ``none`` stands for what a layer is without either.
         window: keys that a query sees; None for all of them, and in linear layers.
         chunked: whether the window is a chunk of the sequence that starts anew instead of sliding along (Llama 4).
     """

@@ -302,7 +302,7 @@ def _gemm(m: Affine | int, n: int, k: Affine | int, dtype: DType) -> KernelForm:
     given = {"m": m, "k": k}
     extents = tuple((name, value) for name, value in given.items() if isinstance(value, Affine))
     ones = {name: value.at(1) if isinstance(value, Affine) else value for name, value in given.items()}
-    return KernelForm(Gemm(n=n, dtype=dtype, out_bytes=DTYPE_BYTES[dtype], **ones), extents)
+    return KernelForm(Gemm(ones["m"], n, ones["k"], dtype, out_bytes=DTYPE_BYTES[dtype]), extents)
 
 
 def _moved(

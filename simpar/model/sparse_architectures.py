@@ -201,7 +201,7 @@ def _minimax_m2(read: ConfigReader) -> Fields:
     return modern_fields(read, default_head_dim=128, **normed, **_all_experts(read, "num_local_experts"))
 
 
-def _deepseek_experts(read: ConfigReader, *, balanced_by_bias: bool | None = None) -> Fields:
+def _deepseek_experts(read: ConfigReader) -> Fields:
     """Dense layers first, then experts and shared experts in every ``moe_layer_freq``-th layer."""
     if not read.has("n_routed_experts"):
         return {}
@@ -209,16 +209,7 @@ def _deepseek_experts(read: ConfigReader, *, balanced_by_bias: bool | None = Non
     sparse = [i >= first and i % every == 0 for i in range(read.count("num_hidden_layers"))]
     width = read.count("moe_intermediate_size")
     shared = read.whole("n_shared_experts") * width
-    if balanced_by_bias is None:
-        balanced_by_bias = read.says("topk_method", "noaux_tc")
-    return _experts(
-        read,
-        sparse,
-        "n_routed_experts",
-        width=width,
-        shared_ffn_hidden=shared,
-        balanced_by_bias=balanced_by_bias,
-    )
+    return _experts(read, sparse, "n_routed_experts", width=width, shared_ffn_hidden=shared)
 
 
 def _left_out(read: ConfigReader) -> str:
@@ -253,14 +244,14 @@ def _glm4_moe(read: ConfigReader) -> Fields:
         qk_norm=read.flag("use_qk_norm", False),
         qkv_bias=read.flag("attention_bias", False),
         note=_left_out(read),
-        **_deepseek_experts(read, balanced_by_bias=True),
+        **_deepseek_experts(read),
     )
 
 
 def _dots1(read: ConfigReader) -> Fields:
     windows = window_fields(read, None, "F")
     biases = bias_fields(read.flag("attention_bias", False), False)
-    return modern_fields(read, qk_norm=True, **biases, **windows, **_deepseek_experts(read, balanced_by_bias=True))
+    return modern_fields(read, qk_norm=True, **biases, **windows, **_deepseek_experts(read))
 
 
 def _llama4(read: ConfigReader) -> Fields:

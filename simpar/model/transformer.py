@@ -275,6 +275,8 @@ class Transformer(Description):
             assert self.moe is not None
             met = self.moe.top_k if active else self.moe.experts
             mlp = self._shared_weights() + met * self.expert_parameters
+        elif kind.mlp == "none":
+            mlp = 0
         return attention + mlp + self.norms_per_layer * self.norm_parameters
 
     def layer_weights(self, kind: LayerKind) -> int:
@@ -285,6 +287,8 @@ class Transformer(Description):
             attention = self.linear.weights(self.hidden)
         if kind.mlp == "dense":
             return attention + self.mlp_weights
+        if kind.mlp == "none":
+            return attention
         assert self.moe is not None
         routed = self.moe.top_k * self.mlp_matrices * self.hidden * self.moe.ffn_hidden
         return attention + self._shared_weights() - self.moe.router_bias * self.moe.experts + routed

@@ -35,6 +35,7 @@ class Gemm:
     """``batch`` products C[m, n] = A[m, k] B[k, n].
 
     ``out_bytes`` is the traffic per element of C: 2 for a bf16 store, 8 for a read-add-write into an fp32 accumulator.
+    ``over`` is the side that counts tokens: ``m``, or for a weight gradient ``k``.
     """
 
     m: int
@@ -43,6 +44,12 @@ class Gemm:
     dtype: DType = "bf16"
     batch: int = 1
     out_bytes: int = 2
+    over: Literal["m", "k"] = "m"
+
+    @property
+    def row_lengths(self) -> tuple[int, int]:
+        """Elements of the rows in memory: of weights and activations, or of the two operands of a weight gradient."""
+        return (self.n, self.k) if self.over == "m" else (self.m, self.n)
 
     @property
     def work(self) -> Work:

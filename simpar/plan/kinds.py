@@ -11,7 +11,7 @@ def expert_fields(plan: Plan) -> tuple[tuple[str, object, object], ...]:
     return (
         ("ep", plan.ep, 1),
         ("etp", plan.etp, None),
-        ("expert_skew", plan.expert_skew, None),
+        ("expert_skew", plan.expert_skew, 0.0),
         ("expert_capacity", plan.expert_capacity, None),
     )
 

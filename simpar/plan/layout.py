@@ -39,7 +39,6 @@ class Layout:
         dp: data-parallel degree, over which the batch is split.
         etp: expert-tensor-parallel degree.
         has_experts: whether some layers have experts.
-        expert_skew: how unevenly tokens choose experts: the exponent of a power law.
         shard: ranks over which ZeRO shards; ``dp // shard`` groups of them are replicas of each other.
         microbatches: microbatches per step and replica.
         global_batch: samples per step.
@@ -66,7 +65,6 @@ class Layout:
     dp: int
     etp: int
     has_experts: bool
-    expert_skew: float
     shard: int
     microbatches: int
     global_batch: int
@@ -151,12 +149,21 @@ class Layout:
 
     def operation(self, name: OperationName, *, backward: bool) -> Pass:
         """Traffic and launches of a memory-bound operation, as the framework (compiled or not) runs it."""
-        found = self.framework.operations[name]
-        one = found.backward if backward else found.forward
-        factor = self.traffic
-        if name in ("loss", "fused_loss"):
-            factor /= self.framework.traffic_factor
-        return Pass(nbytes=one.nbytes * factor, launches=self.launches(one.launches))
+        known = self._operations
+        found = known.get((name, backward))
+        if found is None:
+            operation = self.framework.operations[name]
+            one = operation.backward if backward else operation.forward
+            factor = self.traffic
+            if name in ("loss", "fused_loss"):
+                factor /= self.framework.traffic_factor
+            found = known[name, backward] = Pass(nbytes=one.nbytes * factor, launches=self.launches(one.launches))
+        return found
+
+    @cached_property
+    def _operations(self) -> dict[tuple[OperationName, bool], Pass]:
+        """Those that were asked for: a layer asks for few, many times."""
+        return {}
 
     @cached_property
     def traffic(self) -> float:
@@ -175,6 +182,8 @@ def lay_out(plan: Plan, model: Model, cluster: Cluster) -> Layout:
         PlanError: the first rule that the plan breaks, with the values and a mend.
     """
     software = plan.framework or framework("megatron-core" if isinstance(model, Transformer) else "pytorch")
+    if not isinstance(model, Transformer):
+        software = software.replace(traffic_factor=1.0)  # a traced module's kernels were counted one by one
     dp = _data_parallel(plan, cluster)
     shard = _shard(plan, dp * plan.cp)
     if isinstance(model, Transformer):
@@ -201,12 +210,12 @@ def lay_out(plan: Plan, model: Model, cluster: Cluster) -> Layout:
             f"collective_algorithm '{plan.collective_algorithm}' needs a switch that reduces (NVLS), which "
             f"{lacking} has not; set collective_algorithm=auto, ring or tree"
         )
-    attention = _attention(plan, software, device)
-    if attention != "unfused" and attention not in device.attention_kernel_speed:
-        raise PlanError(
-            f"attention '{attention}' does not run on {device.name}, which has "
-            f"{', '.join(sorted(device.attention_kernel_speed))}; set attention=auto"
+    attention = _attention(plan, software, cluster)
+    if attention != "unfused" and not any(attention in kind.attention_kernel_speed for kind in cluster.devices):
+        kernels = (
+            f"{kind.name}, which has {', '.join(sorted(kind.attention_kernel_speed))}" for kind in cluster.devices
         )
+        raise PlanError(f"attention '{attention}' does not run on {', nor on '.join(kernels)}; set attention=auto")
     grad_dtype = plan.grad_dtype or software.grad_dtype.get(precision, "fp32")
     if plan.grad_compression == "fp16" and grad_dtype != "fp32":
         raise PlanError(
@@ -221,7 +230,6 @@ def lay_out(plan: Plan, model: Model, cluster: Cluster) -> Layout:
         dp=dp,
         etp=(plan.etp or plan.tp) if has_experts else 1,
         has_experts=has_experts,
-        expert_skew=_expert_skew(plan, software, model),
         shard=shard,
         microbatches=microbatches,
         global_batch=global_batch,
@@ -247,20 +255,19 @@ def sequence_length(plan: Plan, model: Transformer) -> int:
     return plan.seq_len or min(model.max_positions or _DEFAULT_SEQ_LEN, _DEFAULT_SEQ_LEN)
 
 
-def _attention(plan: Plan, software: Framework, device: Device) -> AttentionKernel:
-    """The plan's kernel, else the framework's where the device has it, else the device's newest."""
+def _attention(plan: Plan, software: Framework, cluster: Cluster) -> AttentionKernel:
+    """The plan's kernel, else the framework's where a device has it, else the newest that is fastest on one of them.
+
+    Of several kinds of devices, each runs this one, or its own fastest where it does not have it
+    (:func:`simpar.cost.kernel.runnable`), in whatever order the kinds are listed.
+    """
     if plan.attention != "auto":
         return plan.attention
     usual = software.attention
-    return usual if usual in {"unfused", *device.attention_kernel_speed} and usual else _fastest_attention(device)
-
-
-def _expert_skew(plan: Plan, software: Framework, model: Model) -> float:
-    """The plan's; else none where a bias keeps loads even, and what the framework's steps showed where none does."""
-    if plan.expert_skew is not None:
-        return plan.expert_skew
-    even = not isinstance(model, Transformer) or model.moe is None or model.moe.balanced_by_bias
-    return 0.0 if even else software.expert_skew
+    if usual == "unfused" or any(usual in kind.attention_kernel_speed for kind in cluster.devices):
+        assert usual is not None, "no device has a kernel without a name"
+        return usual
+    return max(kind.fastest_attention for kind in cluster.devices)
 
 
 def _overlap(plan: Plan, software: Framework) -> Overlap:
@@ -307,10 +314,6 @@ def _buckets(plan: Plan, software: Framework, model: Model, replicas: int) -> tu
     if software.bucket == "megatron-core":
         return max(_MEGATRON_BUCKET, 1_000_000 * replicas), True
     return (software.bucket_parameters or max(model.parameters, 1)), False
-
-
-def _fastest_attention(device: Device) -> AttentionKernel:
-    return max(device.attention_kernel_speed, key=lambda kernel: device.attention_kernel_speed[kernel])
 
 
 def _samples(plan: Plan, model: Model, dp: int, microbatches: int, seq_len: int) -> StepSamples | None:

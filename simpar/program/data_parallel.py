@@ -35,6 +35,12 @@ class Bucket(NamedTuple):
     tensors: int
 
 
+def _whole(placed: Sequence[Placed]) -> Bucket:
+    """All units of a chunk as one bucket."""
+    held = sum((p.unit.trained for p in placed), Held())
+    return Bucket(0, len(placed), held, sum(p.unit.tensors for p in placed))
+
+
 class Replicated:
     """DDP and the distributed optimizer: gradients bucket by bucket behind (or beside) the last backward pass."""
 
@@ -51,6 +57,7 @@ class Replicated:
         self._groups = groups
         self._writer = writer
         self._chunks = chunks
+        self._whole = [_whole(placed) for placed in chunks]  # each chunk as one bucket
         self._gathered: dict[tuple[int, int], list[int]] = {}
         self._reduced: dict[str, int] = {}  # the last event of each kind of parameters, by its stream
         self._pending: list[tuple[Chains, int, Bucket, int]] = []  # what is reduced after the last backward pass
@@ -62,7 +69,7 @@ class Replicated:
         self._reduces = copies > 1 or host is not None
         self._by_bucket = bool(layout.overlap.grad_reduce) and self._reduces
         self._gathers = plan.zero in (1, 2) and shards > 1
-        self._waits_for_shards = self._gathers and layout.framework.optimizer.waits_for_shards
+        self._waits_for_shards = plan.zero == 1 and shards > 1 and layout.framework.optimizer.waits_for_shards
         self._gathers_ahead = self._gathers and layout.overlap.param_gather
         self._each_microbatch = plan.zero == 2 and self._reduces
         packs = copies > 1 and plan.grad_compression != "none"
@@ -94,7 +101,7 @@ class Replicated:
     def backward(self, run: Runner, chunk: int, microbatch: int, *, last: bool) -> None:
         """One backward pass; the last one of a chunk (every one with ZeRO-2) reduces gradients."""
         reduces = last or self._each_microbatch
-        buckets = self._buckets(chunk) if reduces and self._by_bucket else [self._whole(chunk)]
+        buckets = self._buckets(chunk) if reduces and self._by_bucket else [self._whole[chunk]]
         for bucket in reversed(buckets):
             run(bucket.first, bucket.last, beside=reduces and self._by_bucket)
             if not reduces:
@@ -163,7 +170,8 @@ class Replicated:
         if self._host is not None:
             if self._each_microbatch:
                 self._wait_for_host()  # the gradients of one bucket leave while those of the next come
-            self._left = self._host.gradients((chunk, bucket.first), bucket.held, ends, microbatch) or self._left
+            left = self._host.gradients((chunk, bucket.first), bucket.held, ends, microbatch)
+            self._left = self._left if left is None else left
 
     def _send(self) -> None:
         """Compresses gradients and sends them off."""
@@ -200,20 +208,14 @@ class Replicated:
         """Gathers updated parameters, unless the next step does it beside its first forward pass."""
         if not self._gathers or self._gathers_ahead:
             return
-        buckets = [self._whole(chunk) for chunk in range(len(self._chunks))]
-        held = sum((bucket.held for bucket in buckets), Held())
+        held = sum((bucket.held for bucket in self._whole), Held())
         chains = self._groups.gathers(held)
         begin = self._writer.record() if chains else 0
         for event in [self._writer.after(chain, begin) for chain in chains]:
             if event is not None:
                 self._writer.wait(event)
-        for bucket in buckets:
+        for bucket in self._whole:
             self._copy_shards(bucket)
-
-    def _whole(self, chunk: int) -> Bucket:
-        placed = self._chunks[chunk]
-        held = sum((p.unit.trained for p in placed), Held())
-        return Bucket(0, len(placed), held, sum(p.unit.tensors for p in placed))
 
     def _buckets(self, chunk: int) -> list[Bucket]:
         """Runs of units that fill a bucket, in forward order; they fill from the model's end, as gradients come.
@@ -224,7 +226,7 @@ class Replicated:
         """
         placed, limit = self._chunks[chunk], self._layout.bucket_parameters
         if self._layout.buckets_first_chunk_only and (self._groups.stage, chunk) != (0, 0):
-            return [self._whole(chunk)]
+            return [self._whole[chunk]]
         found: list[Bucket] = []
         end, filled, tensors = len(placed), Held(), 0
         for index in range(len(placed) - 1, -1, -1):

@@ -84,6 +84,7 @@ def _told_apart_by_groups_only(layout: Layout, cluster: Cluster) -> bool:
     """Whether replicas that nothing strikes stay alike beside others that are late."""
     apart = layout.shard != layout.replicas and layout.plan.zero > 0
     shares = cluster.node_link.axes is not None or (cluster.fabric is not None and cluster.fabric.pod_nodes is not None)
+    shares = shares or layout.plan.offload != "none"  # hosts, and links to them
     return not apart and not shares and layout.plan.cp == 1 and not layout.experts_span_replicas
 
 
@@ -91,10 +92,11 @@ def replicas_are_alike(layout: Layout, cluster: Cluster) -> bool:
     """Whether one replica (and one rank of each tensor-parallel group) can stand for all."""
     if cluster.graph is not None or cluster.placement is not None or not _of_one_kind(layout, cluster):
         return False
-    if not tile_alike(layout, cluster):
-        return False
+    near = _near_a_host(layout, cluster)
+    if not tile_alike(layout, cluster) or any(cluster.gpus_per_node % gpus for gpus in near):
+        return False  # groups, or the last switch of a node, differ from the others
     tp = layout.plan.tp
-    blocks = [cluster.gpus_per_node]
+    blocks = [cluster.gpus_per_node, *near]
     link = cluster.node_link
     while link.beyond is not None and link.reach is not None:
         blocks.append(link.reach)
@@ -120,6 +122,13 @@ def replicas_are_alike(layout: Layout, cluster: Cluster) -> bool:
             pieces += [layout.etp, layout.expert_ranks, layout.expert_ranks * layout.plan.pp]
             pieces.append(layout.expert_ranks * layout.expert_shard * layout.plan.pp)
     return all(_aligned(piece, block) for piece in pieces for block in blocks)
+
+
+def _near_a_host(layout: Layout, cluster: Cluster) -> list[int]:
+    """GPUs that share a host, and those that share a link to it, where anything lies there."""
+    if layout.plan.offload == "none":
+        return []
+    return [cluster.host.gpus_per_link, cluster.host.gpus_per_host or cluster.gpus_per_node]
 
 
 def inner_groups(layout: Layout) -> list[tuple[int, int]]:

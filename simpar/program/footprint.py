@@ -7,8 +7,11 @@ of the program.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import Device
+from simpar.hardware.host_ways import host_of
 from simpar.plan.layout import Layout
 from simpar.plan.placement import places
 from simpar.program.ir import Alloc, Program, RankProgram, Run
@@ -47,6 +50,22 @@ def fullest(memory: Sequence[Footprint], layout: Layout, cluster: Cluster) -> tu
     """The rank that needs the largest share of its device's memory, and that device."""
     found = zip(memory, devices(memory, layout, cluster), strict=True)
     return max(found, key=lambda pair: pair[0].peak_bytes / pair[1].memory_bytes)
+
+
+def host_bytes(program: Program, layout: Layout, cluster: Cluster) -> int:
+    """Memory of the fullest host that is held for its ranks; what else hosts keep is not known."""
+    of_stage = [0] * layout.plan.pp
+    for rank in program.ranks:
+        of_stage[rank.stage] = max(of_stage[rank.stage], rank.host_bytes)
+    if not any(of_stage):
+        return 0
+    at = places(layout, cluster) or cluster.placement
+    gpus = np.arange(layout.plan.tp * layout.replicas * layout.plan.pp) if at is None else np.array(at)
+    hosts = host_of(cluster, gpus).reshape(layout.plan.pp, -1)
+    # ranks of each stage, by host
+    counts: list[list[int]] = [np.bincount(of, minlength=int(hosts.max()) + 1).tolist() for of in hosts]
+    by_host = zip(*counts, strict=True)
+    return int(max(sum(n * held for n, held in zip(ranks, of_stage, strict=True)) for ranks in by_host))
 
 
 def _footprint(rank: RankProgram) -> Footprint:

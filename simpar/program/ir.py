@@ -13,12 +13,13 @@ Instructions are named tuples because a step has tens of thousands of them.
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from simpar.model.work import Kernel, Work
 
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "shift"]
 HostOp = Literal["copy_out", "copy_in", "update"]
+HOST_OPS: tuple[HostOp, ...] = get_args(HostOp)
 Phase = Literal["forward", "backward", "recompute", "weight_grad", "optimizer"]
 COMPUTE = "compute"
 

@@ -6,17 +6,19 @@ parallelism, ZeRO and pipelining are only different orders of runs, collectives,
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
-from simpar.cost.memory import state_bytes, weight_bytes
+from simpar.cost.memory import host_state_bytes, state_bytes, weight_bytes
+from simpar.errors import PlanError
 from simpar.faults.description import Faults
 from simpar.hardware.cluster import Cluster
 from simpar.model.work import DTYPE_BYTES
 from simpar.plan.layout import Layout, Model
+from simpar.plan.offload import offloads_activations, offloads_optimizer
 from simpar.plan.placement import places
 from simpar.program.buffers import buffer_bytes
 from simpar.program.compression import Compression
@@ -36,7 +38,8 @@ from simpar.program.ir import (
     Sync,
 )
 from simpar.program.late import with_delays
-from simpar.program.operations import Part
+from simpar.program.offload import HostActivations, HostUpdate, UnitPass
+from simpar.program.operations import Part, shard_of
 from simpar.program.parameter_server import Keys, Served, servers
 from simpar.program.periodic import average, outer_state_bytes
 from simpar.program.sized import Sized, sized
@@ -78,6 +81,7 @@ def lower(
         chunks=plan.vpp,
         group=plan.microbatch_group,
     )
+    _check_passes(layout, schedule)
     by_length = sized(model, layout, schedule)
     keys = None if layout.server is None else Keys(layout, by_length[layout.seq_len].operations.chunks, cluster)
     chosen = simulated(layout, cluster, faults, fold=fold)
@@ -87,7 +91,10 @@ def lower(
     # collectives of a block that leave a leaf switch load links that other ranks share
     has_pods = cluster.fabric is not None and cluster.fabric.pod_nodes is not None
     leaves = has_pods and any("network" in _tiers(*group, cluster) for group in inner_groups(layout))
-    opening: Opening = "all" if opened or leaves else "beside" if _shares_links(layout, cluster) else "none"
+    # where cards have one plug for all, copies to hosts load what collectives inside a node use
+    plug = plan.offload != "none" and cluster.node_link.kind == "pcie"
+    plug = plug and any("node" in _tiers(*group, cluster) for group in inner_groups(layout))
+    opening: Opening = "all" if opened or leaves or plug else "beside" if _shares_links(layout, cluster) else "none"
     context = _Context(layout, schedule, by_length, opening, fold, keys)
     apart = replace(context, opening="all")
     ranks = tuple(
@@ -108,6 +115,17 @@ def lower(
         guests=() if keys is None else keys.guests,
     )
     return program if faults is None else with_delays(program, layout, faults)
+
+
+def _check_passes(layout: Layout, schedule: Schedule) -> None:
+    """Refuses a schedule from a file that takes apart what offloaded activations come back for."""
+    apart = next((action for order in schedule.ranks for action in order if action.op in ("I", "W")), None)
+    if offloads_activations(layout.plan) and (apart or schedule.overlapped):
+        found = f"{apart} as a half of one" if apart else "one woven with a forward pass"
+        raise PlanError(
+            f"offload '{layout.plan.offload}' needs whole backward passes, but schedule '{layout.plan.schedule}' has "
+            f"{found}; set offload=optimizer or take another schedule"
+        )
 
 
 def _shares_links(layout: Layout, cluster: Cluster) -> bool:
@@ -144,6 +162,15 @@ def _whole(backward: Action) -> Action:
     return backward if backward.op == "B" else backward._replace(op="B")
 
 
+class _Peer(NamedTuple):
+    """The rank that holds a neighbouring virtual stage, and the stream of the messages that it is sent."""
+
+    rank: int
+    stage: int
+    boundary: int  # the stage before it, of the two
+    stream: str
+
+
 class _Rank:
     """Writes the instructions of one rank, in host order."""
 
@@ -165,18 +192,25 @@ class _Rank:
         )
         self._writer = Writer()
         self._held = schedule.stages_of(self._stage)
+        self._before = {v: self._peer(schedule.before(v), "pp_backward", v - 1) for v in self._held}
+        self._after = {v: self._peer(schedule.after(v), "pp_forward", v) for v in self._held}
         order = schedule.ranks[self._stage]
         self._firsts = {next(a for a in order if a.op == "F" and a.stage == v) for v in self._held}
         self._lasts = {next(a for a in reversed(order) if a.op in ("B", "W") and a.stage == v) for v in self._held}
         self._step = 0
         self._groups = Groups(layout, stage, self._replica, tp_rank, folded=context.fold)
+        self._waits = self._shares_embedding or self._mirror != stage
+        on_host = offloads_optimizer(layout.plan)
+        self._host = HostUpdate(layout, self._writer, self._copies, waits=self._waits) if on_host else None
+        on_host = offloads_activations(layout.plan)
+        self._host_activations = HostActivations(self._writer, self._copies) if on_host else None
         self._data = self._strategy([chunks[v] for v in self._held])
 
     def _strategy(self, chunks: "list[Chunk]") -> DataParallel | Served:
         if self._context.keys is not None:
             return Served(self._context.keys, self._writer, chunks, replica=self._replica, tp_rank=self._tp_rank)
         strategy: type[Replicated] | type[FullySharded] = FullySharded if self._layout.plan.zero == 3 else Replicated
-        return strategy(self._layout, self._groups, self._writer, chunks)
+        return strategy(self._layout, self._groups, self._writer, chunks, self._host)
 
     def program(self, context_bytes: int) -> RankProgram:
         """The rank's program."""
@@ -189,9 +223,12 @@ class _Rank:
             replicas=len(self._copies) * self._stands_for,
             resident=self._resident(context_bytes),
             instructions=tuple(self._writer.instructions),
+            host_bytes=self._host_bytes(),
         )
 
     def _add_step(self) -> None:
+        if self._host_activations is not None:
+            self._host_activations.begin_step(list(self._unit_passes()))
         self._data.begin_step()
         for turn in self._schedule.turns(self._stage):
             if len(turn) == 2 and self._overlaps(*turn):
@@ -203,12 +240,26 @@ class _Rank:
         self._reduce_copies()
         self._data.before_update()
         if self._context.keys is None:  # else servers update
-            self._reduce_norm()
-            if self._trained.total:
-                self._writer.add(Run(self._operations.update(self._trained, self._tensors, self._layout)))
+            self._update()
             if self._step == self._layout.steps - 1:
                 average(self._layout, self._groups, self._writer, self._trained.total)
         self._data.end_step()
+
+    def _update(self) -> None:
+        """The optimizer's step, on the device or on the host."""
+        host, ready = self._host, None
+        if host is not None:
+            host.send_waiting()
+            ready = host.norm()
+        agreed = self._reduce_norm(ready)
+        if agreed is not None and host is None:
+            self._writer.wait(agreed)
+        if self._trained.total:
+            operation = self._operations.update(self._trained, self._tensors, self._layout)
+            if operation.blocks:
+                self._writer.add(Run(operation))
+        if host is not None:
+            host.update(agreed)
 
     def _forward(self, action: Action) -> None:
         self._receive_input(action)
@@ -265,7 +316,35 @@ class _Rank:
         return partial(self._run, action, part)
 
     def _run(self, action: Action, part: Part, first: int, last: int, *, beside: bool) -> None:
-        """Units of a virtual stage, one part of them."""
+        """Units of a virtual stage, one part of them; one by one where their activations come and go."""
+        if self._host_activations is None:
+            self._run_units(action, part, first, last, beside=beside)
+            return
+        for unit in range(first, last) if part == "forward" else reversed(range(first, last)):
+            moves = self._activations_of(action, unit) > 0
+            if moves:
+                self._host_activations.before()
+            self._run_units(action, part, unit, unit + 1, beside=beside)
+            if moves:
+                self._host_activations.after()
+
+    def _activations_of(self, action: Action, unit: int) -> int:
+        """Bytes that a unit keeps for its backward pass."""
+        placed = self._of(action).operations.chunks[action.stage][unit].unit
+        return placed.activation_bytes if placed.has_backward else 0
+
+    def _unit_passes(self) -> Iterator[UnitPass]:
+        """The passes of all units that keep anything, in the order in which they will run."""
+        for action in self._schedule.ranks[self._stage]:
+            chunk = self._of(action).operations.chunks[action.stage]
+            units = range(len(chunk))
+            for unit in units if action.op == "F" else reversed(units):
+                nbytes = self._activations_of(action, unit)
+                if nbytes:
+                    layer = chunk[unit].layer
+                    yield UnitPass(action.op == "F", action.stage, action.microbatch, unit, nbytes, layer)
+
+    def _run_units(self, action: Action, part: Part, first: int, last: int, *, beside: bool) -> None:
         operations = self._of(action).operations
         operation = operations.units(action.stage, part, first, last)
         if operation.blocks:
@@ -317,50 +396,52 @@ class _Rank:
 
     def _receive_input(self, action: Action) -> None:
         """What a forward pass begins with."""
-        self._receive(action, self._schedule.before(action.stage))
-        self._writer.add(Alloc("activations", self._of(action).activations[action.stage]))
+        self._receive(action, self._before[action.stage])
+        if self._host_activations is None:
+            self._writer.add(Alloc("activations", self._of(action).activations[action.stage]))
 
     def _send_output(self, action: Action) -> None:
-        self._send(action, self._schedule.after(action.stage), "pp_forward", action.stage)
+        self._send(action, self._after[action.stage])
 
     def _receive_gradient(self, action: Action) -> None:
-        self._receive(_whole(action), self._schedule.after(action.stage))
+        self._receive(_whole(action), self._after[action.stage])
 
     def _send_gradient(self, action: Action) -> None:
         """What a backward pass, or its first half, ends with."""
         this = self._of(action)
         left = this.deferred[action.stage] if action.op == "I" else 0
-        self._writer.add(Alloc("activations", left - this.activations[action.stage]))
-        before = self._schedule.before(action.stage)
-        if before is not None and self._trains(before):
-            self._send(_whole(action), before, "pp_backward", before)
+        if self._host_activations is None:
+            self._writer.add(Alloc("activations", left - this.activations[action.stage]))
+        peer = self._before[action.stage]
+        if peer is not None and self._trains(peer.stage):
+            self._send(_whole(action), peer)
 
-    def _holder(self, stage: int | None) -> int | None:
-        """Global rank that holds a virtual stage of this rank's pipeline; None if there is none, or it is this rank."""
+    def _peer(self, stage: int | None, stream: str, boundary: int) -> _Peer | None:
+        """Who holds a virtual stage of this rank's pipeline; None if there is none, or it is this rank."""
         if stage is None or stage in self._held:
             return None
-        return self._layout.rank(self._schedule.rank_of_stage[stage], self._replica, self._tp_rank)
+        # where a V comes back up, messages meet those that go down; neither may wait for the other
+        way = "" if self._schedule.goes_round(boundary) else "_return"
+        rank = self._layout.rank(self._schedule.rank_of_stage[stage], self._replica, self._tp_rank)
+        return _Peer(rank, stage, boundary, stream + way)
 
-    def _receive(self, action: Action, source: int | None) -> None:
-        peer = self._holder(source)
-        if peer is not None:
-            self._writer.add(Recv(peer, self._tag(action)))
+    def _receive(self, action: Action, source: _Peer | None) -> None:
+        if source is not None:
+            self._writer.add(Recv(source.rank, self._tag(action)))
             self._wait_on_host()
 
-    def _send(self, action: Action, target: int | None, stream: str, boundary: int) -> None:
+    def _send(self, action: Action, target: _Peer | None) -> None:
         """What an action makes goes to the same action of the neighbouring stage."""
-        peer = self._holder(target)
-        if target is not None and peer is not None:
-            # where a V comes back up, messages meet those that go down; neither may wait for the other
-            if not self._schedule.goes_round(boundary):
-                stream += "_return"
-            self._writer.wait(self._writer.record(), stream)
-            tag = self._tag(Action(action.op, target, action.microbatch))
-            nbytes = self._of(action).boundary_bytes[boundary]
-            self._writer.add(Send(stream, peer, nbytes, tag, action.microbatch, self._copies))
-            if not self._layout.overlaps_messages:
-                self._writer.wait(self._writer.record(stream))
-                self._wait_on_host()
+        if target is None:
+            return
+        rank, stage, boundary, stream = target
+        self._writer.wait(self._writer.record(), stream)
+        tag = self._tag(Action(action.op, stage, action.microbatch))
+        nbytes = self._of(action).boundary_bytes[boundary]
+        self._writer.add(Send(stream, rank, nbytes, tag, action.microbatch, self._copies))
+        if not self._layout.overlaps_messages:
+            self._writer.wait(self._writer.record(stream))
+            self._wait_on_host()
 
     def _tag(self, action: Action) -> Action | tuple[int, Action]:
         """The name of a message; where a program has several steps, they have their own."""
@@ -372,15 +453,30 @@ class _Rank:
 
     # ---- end of the step --------------------------------------------------------------------------------------------
 
+    @property
+    def _ends(self) -> set[int]:
+        """The ranks of the first and of the last virtual stage."""
+        return {self._schedule.rank_of_stage[0], self._schedule.rank_of_stage[-1]}
+
+    @property
+    def _shares_embedding(self) -> bool:
+        """Whether this rank and another one hold a copy each of a tied embedding that is trained."""
+        embedding, head = self._operations.chunks[0][0].unit, self._operations.chunks[-1][-1].unit
+        tied = embedding.name == "embedding" and embedding.has_backward and head.tied_parameters > 0
+        return tied and len(self._ends) > 1 and self._stage in self._ends
+
+    @property
+    def _mirror(self) -> int:
+        """The rank that holds the other copy of the model's stages, where a schedule has two; else this one."""
+        schedule = self._schedule
+        return schedule.rank_of_stage[(self._held[0] + schedule.depth) % schedule.stages]
+
     def _reduce_tied_embedding(self) -> None:
         """First and last stage hold a copy each of a tied embedding; they add their gradients."""
-        first, last = self._operations.chunks[0], self._operations.chunks[-1]
-        embedding, head = first[0].unit, last[-1].unit
-        holders = {self._schedule.rank_of_stage[0], self._schedule.rank_of_stage[-1]}
-        tied = embedding.name == "embedding" and embedding.has_backward and head.tied_parameters > 0
-        if len(holders) == 1 or not tied or self._stage not in holders:
+        if not self._shares_embedding:
             return
-        ranks = tuple(self._layout.rank(stage, self._replica, self._tp_rank) for stage in sorted(holders))
+        head = self._operations.chunks[-1][-1].unit
+        ranks = tuple(self._layout.rank(stage, self._replica, self._tp_rank) for stage in sorted(self._ends))
         nbytes = head.tied_parameters * DTYPE_BYTES[self._layout.grad_dtype] / self._gradient_shards
         self._data.before_update()
         group = Group("embedding", ranks, self._copies)
@@ -390,8 +486,7 @@ class _Rank:
 
     def _reduce_copies(self) -> None:
         """Where a schedule holds two copies of the model, a rank and its mirror image add their gradients."""
-        schedule = self._schedule
-        mirror = schedule.rank_of_stage[(self._held[0] + schedule.depth) % schedule.stages]
+        mirror = self._mirror
         if mirror == self._stage or not self._trained.total:
             return
         pair = sorted((self._stage, mirror))
@@ -411,11 +506,15 @@ class _Rank:
     def _gradient_shards(self) -> int:
         return self._layout.shard if self._layout.plan.zero >= 2 else 1
 
-    def _reduce_norm(self) -> None:
-        """Clipping needs the norm of all gradients: no stage updates before the last one has its gradients."""
+    def _reduce_norm(self, begin: int | None) -> int | None:
+        """Clipping needs the norm of all gradients: no stage updates before the last one has its gradients.
+
+        The event of its end, None where nothing is to be reduced; ``begin`` is when the rank knows its part, if not
+        what compute has done.
+        """
         layout, plan = self._layout, self._layout.plan
         if not layout.clips_gradients or plan.tp * plan.pp * layout.replicas == 1:
-            return
+            return None
         if plan.zero and layout.reducing == layout.replicas:
             group = Group(STREAM, range(plan.tp * plan.pp * layout.replicas))
         elif plan.zero:
@@ -423,11 +522,9 @@ class _Rank:
         else:
             ranks = [layout.rank(stage, self._replica, t) for stage in range(plan.pp) for t in range(plan.tp)]
             if len(ranks) == 1:
-                return
+                return None
             group = Group(STREAM, tuple(ranks), range(0, len(self._copies), plan.tp))
-        done = self._writer.after([Collective("all_reduce", 4.0, group, "gradient norm")])
-        if done is not None:
-            self._writer.wait(done)
+        return self._writer.after([Collective("all_reduce", 4.0, group, "gradient norm")], begin)
 
     def _apart(self) -> Group:
         """All ranks of the group that shards with this one and trains apart from the others."""
@@ -444,18 +541,22 @@ class _Rank:
             (every.dense, trained.dense, layout.shard),
             (every.experts, trained.experts, layout.expert_shard),
         ):
-            states.update(
-                state_bytes(
-                    updated,
-                    precision=layout.precision,
-                    grad_dtype=layout.grad_dtype,
-                    optimizer=plan.optimizer,
-                    optimizer_dtype=plan.optimizer_dtype,
-                    zero=plan.zero,
-                    shard=shard,
-                    compute_gradients=layout.framework.keeps_compute_gradients,
-                )
+            of = partial(
+                state_bytes,
+                updated,
+                precision=layout.precision,
+                grad_dtype=layout.grad_dtype,
+                optimizer=plan.optimizer,
+                optimizer_dtype=plan.optimizer_dtype,
+                zero=plan.zero,
+                shard=shard,
+                compute_gradients=layout.framework.keeps_compute_gradients,
+                compute_shard=layout.framework.keeps_compute_shard,
             )
+            found = of(offloaded=self._host is not None)
+            if self._waits:
+                found["gradients"] = of()["gradients"]
+            states.update(found)
             frozen = (held - updated) * weight_bytes(layout.precision)
             states["weights"] += -(-frozen // (shard if plan.zero == 3 else 1))
         if self._context.keys is not None:
@@ -466,3 +567,16 @@ class _Rank:
         states["buffers"] = buffer_bytes(units, layout)
         states["context"] = context_bytes
         return tuple(states.items())
+
+    def _host_bytes(self) -> int:
+        """What the host holds for the rank at most."""
+        held = 0 if self._host_activations is None else self._host_activations.most_bytes
+        if self._host is not None:
+            plan, layout = self._layout.plan, self._layout
+            held += host_state_bytes(
+                shard_of(self._trained, layout),
+                grad_dtype=layout.grad_dtype,
+                optimizer=plan.optimizer,
+                optimizer_dtype=plan.optimizer_dtype,
+            )
+        return held

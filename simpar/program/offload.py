@@ -2,14 +2,16 @@
 
 Gradients leave bucket by bucket (with ZeRO-3 unit by unit) as they are reduced, the host's processor updates its own
 states, and updated parameters come back piece by piece while it goes on (ZeRO-Offload, Ren et al. 2021,
-arXiv:2101.06840, section 4; Megatron-Core's ``overlap_cpu_optimizer_d2h_h2d``, its default in ``HybridDeviceOptimizer``).
-The norm of gradients is the host's, too, as in FSDP2 with ``CPUOffloadPolicy``. Nothing of it outlives the step.
+arXiv:2101.06840, section 4; Megatron-Core's ``overlap_cpu_optimizer_d2h_h2d``, the default of its
+``HybridDeviceOptimizer``). The norm of gradients is the host's, too, as in FSDP2 with ``CPUOffloadPolicy``. The next
+step waits for all of it.
 
 Activations leave unit by unit behind their forward pass, and are fetched one unit before their backward pass
 (Transformer Engine's ``cpu_offload``: a unit may run while the one before it leaves, then it waits).
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from simpar.cost.memory import optimizer_traffic, weight_bytes
@@ -24,6 +26,8 @@ CPU = "cpu"
 GRADIENTS, PARAMETERS = "host_gradients", "host_parameters"
 ACTIVATIONS_OUT, ACTIVATIONS_IN = "host_out", "host_in"
 _BEFORE_NORM = ("cast gradients", "unscale gradients", "grad norm")
+
+_MOST_PIECES = 64  # of a bucket or unit: more of them would hide next to nothing more
 
 Copies = range | tuple[int, ...]
 
@@ -78,7 +82,7 @@ class HostUpdate:
         for event in (writer.record(), *after):
             writer.wait(event, GRADIENTS)
         again, pieces = key in self._pieces, []
-        for count in _cut(share, -(-held.total // self._layout.bucket_parameters)):
+        for count in _cut(share, min(-(-held.total // self._layout.bucket_parameters), _MOST_PIECES)):
             self._work(GRADIENTS, "copy_out", count * width, "gradients", microbatch)
             arrived = writer.record(GRADIENTS)
             if again:
@@ -181,8 +185,7 @@ class HostActivations:
     def begin_step(self, passes: Sequence[UnitPass]) -> None:
         """Learns in which order the units will run, those without activations left out."""
         self._passes, self._at = passes, 0
-        pairs = zip(passes, passes[1:], strict=False)
-        self._stay = frozenset(one.key for one, then in pairs if one.is_forward and one.key == then.key)
+        self._stay = frozenset(one.key for one, then in pairwise(passes) if one.is_forward and one.key == then.key)
 
     def before(self) -> None:
         """Makes room for, or waits for, the activations of the next pass, and fetches those of the one behind it."""

@@ -107,9 +107,8 @@ class Operations:
             if layout.keeps_gradients and not (on_host and plan.zero >= 2):
                 kept = share if plan.zero >= 2 else parameters.total
                 body.run(MemoryBound(kept * DTYPE_BYTES[layout.grad_dtype]), "zero gradients")
-            blocks = (body.block("optimizer"),)
-            blocks = blocks if blocks[0].body else ()
-            self._updates[parameters, tensors] = Operation("optimizer", "optimizer", blocks, (-1,) * len(blocks))
+            blocks = [block for block in [body.block("optimizer")] if block.body]
+            self._updates[parameters, tensors] = Operation("optimizer", "optimizer", tuple(blocks), (-1,) * len(blocks))
         return self._updates[parameters, tensors]
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 from simpar.cost.kernel import kernel_s, runnable
 from simpar.errors import PlanError
@@ -18,14 +19,25 @@ from simpar.program.unit import Chunk, Placed, Unit
 from simpar.schedule.schedule import Schedule
 
 
-def place(model: Model, layout: Layout, schedule: Schedule) -> tuple[tuple[Chunk, ...], tuple[int, ...]]:
-    """Units of every virtual stage, and the bytes that leave each one forward; as often as the schedule holds it."""
+def place(
+    model: Model, layout: Layout, schedule: Schedule, *, without_experts: bool = False
+) -> tuple[tuple[Chunk, ...], tuple[int, ...]]:
+    """Units of every virtual stage, and the bytes that leave each one forward; as often as the schedule holds it.
+
+    Args:
+        model: the model.
+        layout: the plan laid over it.
+        schedule: its stages.
+        without_experts: leave experts, their router and their shared parts out of the layers that have some.
+    """
     if isinstance(model, ModuleModel):
         chunks, boundary_bytes = _place_module(model, layout, schedule)
     else:
         # a rank that holds the first and the last stage needs a tied embedding once only
         ends_meet = schedule.rank_of_stage[0] == schedule.rank_of_stage[-1]
-        chunks, boundary_bytes = _place_transformer(model, layout, schedule, ends_meet=ends_meet)
+        chunks, boundary_bytes = _place_transformer(
+            model, layout, schedule, ends_meet=ends_meet, without_experts=without_experts
+        )
     return chunks * schedule.copies, boundary_bytes * schedule.copies
 
 
@@ -43,7 +55,7 @@ def _place_module(model: ModuleModel, layout: Layout, schedule: Schedule) -> tup
 
 
 def _place_transformer(
-    model: Transformer, layout: Layout, schedule: Schedule, *, ends_meet: bool
+    model: Transformer, layout: Layout, schedule: Schedule, *, ends_meet: bool, without_experts: bool
 ) -> tuple[tuple[Chunk, ...], tuple[int, ...]]:
     plan, stages = layout.plan, schedule.depth
     parts = TransformerParts(model, layout)
@@ -55,6 +67,8 @@ def _place_transformer(
 
     def layer(index: int, recompute: str) -> Unit:
         kind, is_frozen = model.layer_kind(index), index < frozen
+        if without_experts and kind.mlp == "experts":
+            kind = replace(kind, mlp="none")
         key = (kind, recompute, is_frozen)
         if key not in made:
             unit = parts.layer(kind, recompute)

@@ -37,6 +37,7 @@ class BlockTimes:
         self._costs = Costs(self._cluster, self._algorithm)
         self._alone: dict[Body, int] = {}
         self._calm: dict[Body, int] = {}
+        self._beside: dict[Body, int] = {}
 
     def kernels_ns(self, block: Block) -> int:
         """Its kernels one after the other, on the quickest kind of device: no way to cut or reorder them takes less."""
@@ -55,6 +56,21 @@ class BlockTimes:
             found = self._calm[block.body] = self._longest_path_ns(block) if self._is_even else self.kernels_ns(block)
         return found
 
+    def beside_ns(self, block: Block) -> int:
+        """The longest path where collectives count only as much as the rate of compute beside them.
+
+        With ``rate`` that rate, kernels ``K`` and collectives ``C`` on a path: while another collective runs, the path
+        falls behind by ``1 - rate`` of the time, but not during ``C``. So beside one that takes ``T`` in all, paths
+        take no less than ``K + C + (1 - rate) (T - C) = K + rate C + (1 - rate) T``.
+        """
+        found = self._beside.get(block.body)
+        if found is None:
+            self._make_room()
+            rate = self._cluster.device.compute_rate_during_collectives
+            found = self._longest_path_ns(block, rate) if self._is_even else self.kernels_ns(block)
+            self._beside[block.body] = found
+        return found
+
     def alone_ns(self, block: Block) -> int:
         """With the slowdown of collectives and compute beside each other: a run that is one event never takes less."""
         found = self._alone.get(block.body)
@@ -63,7 +79,8 @@ class BlockTimes:
             found = self._alone[block.body] = self._ask(block) if self._is_even else self.kernels_ns(block)
         return found
 
-    def _longest_path_ns(self, block: Block) -> int:
+    def _longest_path_ns(self, block: Block, share: float = 1.0) -> int:
+        """With so much of each collective."""
         ends, events = {COMPUTE: 0}, dict[object, int]()
         for instruction in block.body:
             if isinstance(instruction, Launch):
@@ -74,7 +91,7 @@ class BlockTimes:
                 ends[instruction.stream] = max(ends.get(instruction.stream, 0), events[instruction.event])
             elif isinstance(instruction, Collective):
                 stream = instruction.group.stream
-                ends[stream] = ends.get(stream, 0) + self._collective_ns(instruction)
+                ends[stream] = ends.get(stream, 0) + int(share * self._collective_ns(instruction))
         return max(ends.values())
 
     def _collective_ns(self, collective: Collective) -> int:
@@ -93,7 +110,7 @@ class BlockTimes:
             return self.calm_ns(block)
 
     def _make_room(self) -> None:
-        if len(self._alone) + len(self._calm) >= _MOST_BLOCKS:
+        if len(self._alone) + len(self._calm) + len(self._beside) >= _MOST_BLOCKS:
             self._forget()
 
 

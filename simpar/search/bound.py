@@ -10,6 +10,7 @@ and the time of a collective is concave in its bytes, so that one collective ove
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -20,13 +21,14 @@ from simpar.engine.costs import Costs
 from simpar.hardware.cluster import Cluster
 from simpar.model.transformer import Transformer
 from simpar.plan.layout import Layout, Model, lay_out
+from simpar.plan.offload import offloads_activations, offloads_optimizer
 from simpar.plan.placement import places
 from simpar.plan.plan import Plan
 from simpar.program.buffers import buffer_bytes
 from simpar.program.groups import Groups
 from simpar.program.ir import Collective
 from simpar.program.unit import Held
-from simpar.search.blocks import BlockTimes, is_even
+from simpar.search.blocks import is_even
 from simpar.search.live import Shape, shape_of, shortened
 from simpar.search.stages import Cut, Cutter
 from simpar.units import ns
@@ -63,17 +65,26 @@ class Bounds:
         model: the model.
         cluster: the machines.
         axes: fields in which the plans differ; they agree in all others.
-        algorithm: of collectives, as in the plans.
+        without_experts: leave experts out of all layers: bounds of plans that differ in how these are spread, too.
+        prunes: whether a plan may be ruled out by its memory.
     """
 
-    def __init__(self, model: Model, cluster: Cluster, axes: tuple[str, ...], algorithm: str = "auto") -> None:
+    def __init__(
+        self,
+        model: Model,
+        cluster: Cluster,
+        axes: tuple[str, ...],
+        *,
+        without_experts: bool = False,
+        prunes: bool = True,
+    ) -> None:
         self.cluster = cluster
-        self.capacity_bytes = max(device.memory_bytes for device in cluster.devices)
+        self.capacity_bytes: float = max(device.memory_bytes for device in cluster.devices) if prunes else inf
         self._context_bytes = min(device.context_bytes for device in cluster.devices)
         self._is_even = is_even(cluster)
         self._model = model
-        self._cutter = Cutter(model, axes, BlockTimes(cluster, algorithm))
-        self._costs = Costs(cluster, algorithm)
+        self._cutter = Cutter(model, cluster, axes, without_experts=without_experts)
+        self._costs: dict[str, Costs] = {}  # by the algorithm of collectives
         self._shapes: dict[tuple[object, ...], Shape] = {}
         # what a layout says about plans that differ in these is the same; modules refuse some ways to recompute
         shared = {"vpp", "schedule"} | ({"recompute"} if isinstance(model, Transformer) else set())
@@ -162,12 +173,12 @@ class Bounds:
     # ---- memory -----------------------------------------------------------------------------------------------------
 
     def memory_bytes(self, layout: Layout, cut: Cut, *, with_buffers: bool = False) -> int:
-        """States, and activations at their most; without what a split backward pass keeps longer.
+        """States, and activations at their most; without what a split backward pass keeps longer, or hosts give back.
 
         But for buffers, the higher the ZeRO stage, the less.
         """
         held = self._states(layout, cut)
-        if not self._is_unsure(layout):
+        if not self._is_unsure(layout) and not offloads_activations(layout.plan):
             held = [sum(both) for both in zip(held, cut.activations_per_rank.tolist(), strict=True)]
         if with_buffers and layout.plan.zero >= 2:
             buffers = (buffer_bytes(cut.units_of(rank), layout) for rank in range(layout.plan.pp))
@@ -185,7 +196,9 @@ class Bounds:
     def _state_bytes(self, trained: Held, layout: Layout) -> int:
         plan, shards = layout.plan, (layout.shard, layout.expert_shard if trained.experts else 0)
         held_as = (layout.precision, layout.grad_dtype, plan.optimizer, plan.optimizer_dtype)
-        key = (trained, plan.zero, *shards, *held_as, layout.framework.keeps_compute_gradients)
+        kept, on_host = layout.framework.keeps_compute_gradients, offloads_optimizer(plan)
+        served = layout.server is not None  # where the servers run, they hold the optimizer's states
+        key = (trained, plan.zero, *shards, *held_as, kept, layout.framework.keeps_compute_shard, on_host, served)
         found = self._known_states.get(key)
         if found is None:
             if len(self._known_states) >= _MOST_STATES:
@@ -194,7 +207,7 @@ class Bounds:
                 nbytes
                 for parameters, shard in ((trained.dense, shards[0]), (trained.experts, shards[1]))
                 if parameters
-                for nbytes in state_bytes(
+                for category, nbytes in state_bytes(
                     parameters,
                     precision=layout.precision,
                     grad_dtype=layout.grad_dtype,
@@ -202,8 +215,11 @@ class Bounds:
                     optimizer_dtype=plan.optimizer_dtype,
                     zero=plan.zero,
                     shard=shard,
-                    compute_gradients=layout.framework.keeps_compute_gradients,
-                ).values()
+                    compute_gradients=kept,
+                    compute_shard=layout.framework.keeps_compute_shard,
+                    offloaded=on_host,
+                ).items()
+                if not (served and category == "optimizer")
             )
         return found
 
@@ -219,14 +235,14 @@ class Bounds:
             found = self._messages[key] = np.zeros(len(ranks), np.int64)
             for stage, (here, there) in enumerate(pairwise(ranks)):
                 if here != there and (stage + 1) % shape.schedule.depth:
-                    found[stage] = self._message_ns(nbytes, layout.rank(here), layout.rank(there))
+                    found[stage] = self._message_ns(layout, nbytes, layout.rank(here), layout.rank(there))
         return found
 
-    def _message_ns(self, nbytes: int, source: int, target: int) -> int:
+    def _message_ns(self, layout: Layout, nbytes: int, source: int, target: int) -> int:
         key = (nbytes, source, target)
         found = self._letters.get(key)
         if found is None:
-            transfer = self._costs.message(nbytes, source, target, (0,))
+            transfer = self._costs_of(layout).message(nbytes, source, target, (0,))
             found = self._letters[key] = transfer.latency_ns + transfer.stream_ns
         return found
 
@@ -243,6 +259,7 @@ class Bounds:
         key = (
             *(what, rank, trained, plan.zero == 0, plan.sync_every == 1, layout.precision, layout.grad_dtype),
             *(plan.tp, layout.replicas, layout.shard, layout.expert_ranks, layout.expert_shard),
+            plan.collective_algorithm,
         )
         found = self._loads.get(key)
         if found is None:
@@ -252,12 +269,18 @@ class Bounds:
             ask = groups.gather if what == "gather" else partial(groups.reduce, microbatch=0)
             collectives = ask(trained.total, experts=experts)
             # an all-reduce between replicas of the shards may run beside the stream
-            found = self._loads[key] = self._alone(collectives[0]) if collectives else Load(0.0, 0.0)
+            found = self._loads[key] = self._alone(layout, collectives[0]) if collectives else Load(0.0, 0.0)
         return found
 
-    def _alone(self, collective: Collective) -> Load:
+    def _costs_of(self, layout: Layout) -> Costs:
+        algorithm = layout.plan.collective_algorithm
+        if algorithm not in self._costs:
+            self._costs[algorithm] = Costs(self.cluster, algorithm)
+        return self._costs[algorithm]
+
+    def _alone(self, layout: Layout, collective: Collective) -> Load:
         group = collective.group
-        transfer = self._costs.collective(collective.op, collective.nbytes, group, group.ranks[0])
+        transfer = self._costs_of(layout).collective(collective.op, collective.nbytes, group, group.ranks[0])
         time_ns = transfer.latency_ns + transfer.stream_ns
         slowed = (1.0 - self.cluster.device.compute_rate_during_collectives) * transfer.intensity
         return Load(time_ns, slowed * time_ns)
@@ -342,7 +365,7 @@ class _Step:
         """
         held = np.flatnonzero(self._shape.rank_of_stage == rank)
         if self._layout.plan.zero == 3:
-            return max(self._beside_ns(stream, busy, sent) for stream in self._sharded(rank))
+            return max(self._beside_ns(stream, self._path_ns(rank), busy, sent) for stream in self._sharded(rank))
         chunks = zip(*(_kinds(self._cut.trained_of(stage)) for stage in held.tolist()), strict=True)
         reductions = [[self._prices.reduction(self._layout, rank, each) for each in kind] for kind in chunks]
         if self._layout.plan.zero < 2 or not self._layout.overlap.grad_reduce:
@@ -351,29 +374,34 @@ class _Step:
             return busy + sent - last + max(min(each.time_ns for each in kind) for kind in reductions)
         m = self._microbatches
         streams = [Load(m * sum(r.time_ns for r in kind), m * sum(r.setback_ns for r in kind)) for kind in reductions]
-        return max(self._beside_ns(stream, busy, sent) for stream in streams)
+        return max(self._beside_ns(stream, self._path_ns(rank), busy, sent) for stream in streams)
 
-    def _beside_ns(self, stream: Load, busy: float, sent: float) -> float:
-        """A stream and the passes beside it."""
-        slowed = 1.0 - self._prices.cluster.device.compute_rate_during_collectives
-        return max(stream.time_ns, busy + sent + max(stream.setback_ns - slowed * sent, 0.0))
+    def _path_ns(self, rank: int) -> float:
+        """All passes of a rank, where collectives count only as much as the rate of compute beside them."""
+        times = self._cut.total(self._cut.forward.beside) + self._cut.total(self._cut.backward.beside)
+        return float(self._microbatches * self._cut.per_rank(times)[rank])
+
+    def _beside_ns(self, stream: Load, path: float, busy: float, sent: float) -> float:
+        """A stream and the passes beside it, which it does not set back while they wait (see ``beside_ns``)."""
+        rate = self._prices.cluster.device.compute_rate_during_collectives
+        return max(stream.time_ns, busy + sent, path + rate * sent + stream.setback_ns)
 
     def _sharded(self, rank: int) -> list[Load]:
-        """The streams of both kinds under ZeRO-3: gathers and reductions of every unit and microbatch but the first.
+        """The streams of both kinds under ZeRO-3: reductions of every unit and microbatch, and gathers.
 
-        The last unit of a chunk may still be there when it is needed; the others are gathered for each forward pass,
-        and where forward gives them back for each backward pass too.
+        The last unit of a chunk may still be there when it is needed; where forward gives the others back, they are
+        gathered for each forward and backward pass, of which only the first may have its weights before it begins.
         """
-        passes = 2 if self._layout.plan.reshard_after_forward is True else 0
-        m = self._microbatches - 1
+        m = self._microbatches
+        passes = 2 * m - 1 if self._layout.plan.reshard_after_forward else 0
         times, setbacks = [0.0, 0.0], [0.0, 0.0]
         for (trained, stays), count in self._cut.pieces(rank).items():
             for number, kind in enumerate(_kinds(trained)):
                 reduction = self._prices.reduction(self._layout, rank, kind)
                 gather = self._prices.gather(self._layout, rank, kind)
                 gathers = 0 if stays else passes
-                times[number] += m * count * (reduction.time_ns + gathers * gather.time_ns)
-                setbacks[number] += m * count * (reduction.setback_ns + gathers * gather.setback_ns)
+                times[number] += count * (m * reduction.time_ns + gathers * gather.time_ns)
+                setbacks[number] += count * (m * reduction.setback_ns + gathers * gather.setback_ns)
         return [Load(*both) for both in zip(times, setbacks, strict=True)]
 
 

@@ -18,12 +18,13 @@ def dask_executor(address: str) -> Iterator[Executor]:
         address: such as ``tcp://10.0.0.1:8786``.
 
     Raises:
-        JobError: Dask is not installed, or no scheduler answers.
+        JobError: Dask is not installed, the address is none, or no scheduler answers.
     """
     try:
         import distributed  # noqa: PLC0415 - an extra
     except ImportError:
         raise JobError("--dask needs Dask, which is not installed; pip install 'simpar[dask]'") from None
+    _check(address)
     connect: Any = distributed.Client  # has no types
     try:
         client = connect(address, timeout=CONNECT_S, set_as_default=False)
@@ -38,3 +39,18 @@ def dask_executor(address: str) -> Iterator[Executor]:
         yield executor
     finally:
         client.close()
+
+
+def _check(address: str) -> None:
+    """Refuses what is no address before a client is made, which waits for what cannot come, and for it again to end."""
+    from distributed.comm.addressing import parse_address, parse_host_port  # noqa: PLC0415 - an extra
+    from distributed.comm.registry import get_backend  # noqa: PLC0415
+
+    try:
+        scheme, place = parse_address(address)
+        get_backend(scheme)
+        host, port = (place, 1) if scheme == "inproc" else parse_host_port(place)  # within a process there are no ports
+    except ValueError:
+        host, port = "", 0
+    if not host or not 0 < port < 2**16:
+        raise JobError(f"--dask '{address}': is no address of a scheduler; write it as in tcp://10.0.0.1:8786")

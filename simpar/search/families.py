@@ -4,9 +4,12 @@ The plans of a family are made of the same kernels and collectives. So its passe
 recompute and each order, and memory likewise; only data parallelism and messages tell its other plans apart. A family
 whose passes alone take longer than the best plans found is left unopened, and so is one of which nothing fits: not with
 the highest ZeRO stage, however much it recomputes.
+
+Families that differ only in how experts are spread form a branch. What their layers take without experts is the same,
+so it is added up once for all of them, and a branch for which that is too much already is never looked into.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from simpar.errors import SimparError
@@ -18,7 +21,7 @@ from simpar.search.stages import Cut
 
 
 class Outlook(NamedTuple):
-    """What is known of a family before its plans are looked at one by one.
+    """What is known of a family, or a branch of them, before its plans are looked at one by one.
 
     Attributes:
         bound: what each of its plans that fit takes at least; None if none fits, or none is valid.
@@ -65,12 +68,39 @@ class Families:
         space: the plans.
         bounds: of single plans.
         base: fields that all plans share.
+        common: bounds of the same plans without experts; only branches need them.
     """
 
-    def __init__(self, space: Space, bounds: Bounds, base: Plan) -> None:
+    def __init__(self, space: Space, bounds: Bounds, base: Plan, common: Bounds | None = None) -> None:
         self._space = space
         self._bounds = bounds
         self._base = base
+        self._common = Families(space, common, base) if common is not None else None
+
+    def branch_outlook(self, branch: Sequence[Fields]) -> Outlook:
+        """The bound of families that differ only in how experts are spread: that of a family without any.
+
+        Whole experts on every rank forbid no number of stages. Where the cost of experts decides which stage has which
+        layers, nothing is known.
+        """
+        assert self._common is not None, "branches need bounds without experts"
+        plans = sum(pipeline.size for family in branch for pipeline in self._space.pipelines(family))
+        first = branch[0]
+        # ranks that hold the same tokens must split experts as they split everything else
+        etp = 1 if first["sequence_parallel"] else first["tp"]
+        common = {**first, "ep": 1, "etp": etp}
+        if not self._common.splits_evenly(common):
+            return Outlook(Bound(0.0, 0), plans, 0, 0)
+        found = self._common.outlook(common)
+        if found.bound is not None:
+            return Outlook(found.bound, plans, 0, 0)
+        return Outlook(None, plans, 0, plans) if found.too_large else Outlook(None, plans, plans, 0)
+
+    def splits_evenly(self, family: Fields) -> bool:
+        """Whether stages have layers by their number, whatever these cost."""
+        layouts = (self._least(p, recompute).layout for p in self._space.pipelines(family) for recompute in p.recompute)
+        layout = next((found for found in layouts if found is not None), None)
+        return layout is None or layout.layer_split == "uniform" or isinstance(layout.layer_split, tuple)
 
     def outlook(self, family: Fields) -> Outlook:
         """The bound of a family, by its fields."""

@@ -1,6 +1,6 @@
 """What a search finds: plans with their figures, groups that cannot be told apart, and the Pareto front."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -147,6 +147,30 @@ class SearchResult:
             JobError: pandas is not installed.
         """
         return data_frame(self.records())
+
+
+def shown_plan(plan: Mapping[str, Any], fields: Iterable[str] | None = None) -> str:
+    """A plan in one line, without what changes nothing.
+
+    Args:
+        plan: its fields, or a flat record that has them.
+        fields: those to show; left out, all.
+
+    >>> shown_plan({"tp": 8, "pp": 1, "schedule": "1f1b", "vpp": 1, "zero": 1, "recompute": "none"})
+    'tp=8 zero=1'
+    """
+    quiet = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "zero": 0, "recompute": "none", "sequence_parallel": False}
+    quiet["etp"] = plan.get("tp", 1)  # what it is unless the plan says otherwise
+    if plan.get("pp", 1) == 1:
+        quiet["schedule"] = plan.get("schedule", "1f1b")
+    words = {"sequence_parallel": "sp", "micro_batch": "mb"}
+    shown = {name: plan.get(name) for name in (plan if fields is None else fields)}
+    parts = (
+        words.get(name, name) if value is True else f"{words.get(name, name)}={value}"
+        for name, value in shown.items()
+        if value is not None and quiet.get(name) != value
+    )
+    return " ".join(parts) or "plain"
 
 
 def group(found: Sequence[Found]) -> list[tuple[Found, ...]]:

@@ -10,6 +10,8 @@ from simpar.errors import JobError
 
 Record = dict[str, Any]
 
+_QUESTION = "question"  # key of the first line
+
 
 class Journal:
     """A file of JSON lines: what was asked, then one record per answer, each on disk before the next one is awaited.
@@ -32,12 +34,15 @@ class Journal:
         asked = json.loads(json.dumps(question))
         try:
             if path.exists() and path.stat().st_size:
-                if not resume:
+                if _holds_nothing(path):
+                    os.truncate(path, 0)
+                elif resume:
+                    self._read(path, asked)
+                else:
                     raise JobError(f"{path}: exists already; resume it (--resume) or choose another name")
-                self._read(path, asked)
             self._file = path.open("a", encoding="utf-8")
             if self._file.tell() == 0:
-                self.write({"question": asked}, remember=False)
+                self.write({_QUESTION: asked}, remember=False)
         except OSError as error:
             raise JobError(f"{path}: cannot be written ({error.strerror}); choose another file") from None
 
@@ -46,7 +51,7 @@ class Journal:
         whole = text[: text.rfind(b"\n") + 1]  # what was cut off in the middle of a line is asked again
         try:
             first, *records = [json.loads(line) for line in whole.splitlines()] or [{}]
-            found = first["question"]
+            found = first[_QUESTION]
         except (ValueError, KeyError, TypeError):
             raise JobError(f"{path}: is not a file of this command, so nothing is added; choose another name") from None
         different = [key for key in asked | found if asked.get(key) != found.get(key)]
@@ -74,3 +79,11 @@ class Journal:
     def __exit__(self, *exception: object) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def _holds_nothing(path: Path) -> bool:
+    """Whether a run was cut off before its question was on disk, so that there is no answer that could be lost."""
+    begins = json.dumps({_QUESTION: {}}).removesuffix("}}").encode()
+    with path.open("rb") as file:
+        line = file.readline()
+    return not line.endswith(b"\n") and (line.startswith(begins) or begins.startswith(line))

@@ -1,11 +1,12 @@
-"""The search: bounds of families first, then of their plans, then simulations, in the order of the bounds."""
+"""The search: bounds of branches and families first, then of their plans, then simulations, in the order of bounds."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from hashlib import sha256
 from heapq import heappop, heappush
-from itertools import islice
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,15 @@ from simpar.economics import cost
 from simpar.errors import PlanError
 from simpar.hardware.cluster import Cluster
 from simpar.job import Job, read_cluster, read_model
+from simpar.model.transformer import Transformer
 from simpar.plan.plan import Plan
+from simpar.reading import read_text
+from simpar.search.choices import read_choices
 from simpar.search.families import Opened, Outlook
 from simpar.search.found import Counts, Found, SearchResult, pareto
 from simpar.search.journal import Journal
 from simpar.search.space import Fields, Space, axes_of
-from simpar.search.tasks import Candidate, Family, Group, answer, token_of
+from simpar.search.tasks import Branch, Candidate, Family, Group, answer, token_of
 from simpar.search.workers import LATER, WorkerLostError, Workers
 
 Progress = Callable[[str, int, int], None]
@@ -60,7 +64,7 @@ def search(
         global_batch: samples per step.
         seq_len: tokens per sample.
         plan: other fields, the same for all plans.
-        choices: values to choose from, by field: restricts the search, or adds fields to it.
+        choices: lists of values to choose from, by field: restricts the search, or adds fields to it.
         top: how many plans are the fastest for sure (of each cluster).
         whole_front: also simulate whatever could be on the Pareto front of time, memory, GPUs and cost.
         prune: switched off, everything that fits is simulated.
@@ -74,26 +78,29 @@ def search(
         Simulated plans, the fastest first.
 
     Raises:
-        PlanError: a field that plans do not have, or no plan is valid.
+        PlanError: a choice is none of a plan's field, or all plans share it; no plan is valid; or ``top`` is below 1.
         JobError: the output cannot be written, or belongs to another search.
 
     >>> found = search("gpt2", "h100-sxm:4", global_batch=64, choices={"recompute": ["none"]}, top=1, workers=1)
     >>> found.best.plan["tp"]
     1
     """
+    if top < 1:
+        raise PlanError(f"top={top} finds nothing; give 1 or more")
     clusters = [Cluster.model_validate(read_cluster(one)) for one in _listed(cluster)]
     fixed = plan if isinstance(plan, Mapping) else {} if plan is None else plan.model_dump(exclude_unset=True)
     given = {"global_batch": global_batch, **({} if seq_len is None else {"seq_len": seq_len})}
     base = Plan.model_validate({**fixed, **given})
     jobs = tuple(Job(model=read_model(model), cluster=one, plan=base) for one in clusters)
-    chosen = {name: list(values) for name, values in (choices or {}).items()}
     # what the plan fixes is not searched
-    chosen = {**{name: [value] for name, value in fixed.items() if name in axes_of({}, jobs[0].model)}, **chosen}
+    kept = {name: (getattr(base, name),) for name in fixed if name in axes_of({}, jobs[0].model)}
+    chosen = {**kept, **read_choices(choices or {})}
     hunt = _Hunt(jobs, chosen, top, whole_front, prune, progress or (lambda *_: None))
     question = {"search": hunt.question(), "simpar": __version__}
     with Journal(output, question, resume=resume) as journal, Workers(executor, workers) as pool:
         hunt.weigh(pool)
         hunt.simulate(pool, journal)
+    hunt.check_any()
     return hunt.result()
 
 
@@ -105,18 +112,18 @@ def _listed(cluster: Any) -> Sequence[Any]:
 class _Hunt:
     """A search under way.
 
-    Families and plans wait in one queue, in the order of their bounds: whatever may be the fastest is looked at next, a
-    family by opening it, a plan by simulating it. Once all that waits has a bound above the top plans, these are the
-    best.
+    Branches, families and plans wait in one queue, in the order of their bounds: whatever may be the fastest is looked
+    at next, a branch by asking for the outlooks of its families, a family by opening it, a plan by simulating it. Once
+    all that waits has a bound above the top plans, these are the best.
     """
 
     jobs: tuple[Job, ...]
-    choices: dict[str, list[Any]]
+    choices: dict[str, tuple[Any, ...]]
     top: int
     whole_front: bool
     prune: bool
     progress: Progress
-    queue: list[tuple[float, int, str, Family | Candidate]] = field(default_factory=list)
+    queue: list[tuple[float, int, str, Branch | Family | Candidate]] = field(default_factory=list)
     found: list[Found] = field(default_factory=list)
     opening: int = 0
     families: int = 0
@@ -131,70 +138,97 @@ class _Hunt:
 
     def question(self) -> dict[str, Any]:
         """What the search is about, as plain values."""
-        model = self.jobs[0].model
-        described = getattr(model, "model_dump", lambda **_: model.name)
+        model, plan = self.jobs[0].model, self.jobs[0].plan
+        schedules = sorted({plan.schedule, *self.choices.get("schedule", ())})
         return {
-            "model": described(mode="json"),
+            "model": model.model_dump(mode="json") if isinstance(model, Transformer) else [model.name, _digest(model)],
             "clusters": [job.cluster.model_dump(mode="json") for job in self.jobs],
-            "plan": self.jobs[0].plan.model_dump(mode="json"),
+            "plan": plan.model_dump(mode="json"),
             "choices": self.choices,
+            "files": {name: _digest(_schedule_text(name)) for name in schedules if name.endswith(".csv")},
         }
 
     @cached_property
     def _tokens(self) -> list[bytes]:
-        return [token_of(job, self.choices) for job in self.jobs]
+        return [token_of(job, self.choices, prune=self.prune) for job in self.jobs]
 
     # ---- families ---------------------------------------------------------------------------------------------------
 
     def weigh(self, pool: Workers) -> None:
-        """Asks for the bound of every family, and queues those that may have a plan that fits."""
-        asked: list[Group] = []
+        """Asks for the bound of every branch and family, and queues those that may have a plan that fits."""
+        asked: list[Group | Branch] = []
         for number, job in enumerate(self.jobs):
-            every = Space(job.model, job.cluster, job.plan, self.choices).families()
-            while some := tuple(islice(every, _CHUNK)):
-                asked.append(Group(number, some))
-                self.families += len(some)
+            alone: list[Fields] = []
+            for branch in Space(job.model, job.cluster, job.plan, self.choices).branches():
+                self.families += len(branch)
+                if self.prune and len(branch) > 1:
+                    asked.append(Branch(number, branch))
+                else:  # its families are looked at anyway
+                    alone += branch
+            asked += [Group(number, tuple(alone[at : at + _CHUNK])) for at in range(0, len(alone), _CHUNK)]
         done = 0
         self.progress("families", done, self.families)
-        tasks = ((self._tokens[group.cluster], group) for group in asked)
-        for (_, group), outlooks in pool.run(answer, tasks):
-            if isinstance(outlooks, WorkerLostError):
-                raise outlooks
-            assert isinstance(outlooks, list), "families are answered by outlooks"
-            for fields, outlook in zip(group.families, outlooks, strict=True):
-                self._sort_in(group.cluster, fields, outlook)
-            done += len(group.families)
+        tasks = ((self._tokens[some.cluster], some) for some in asked)
+        for (_, some), answered in pool.run(answer, tasks):
+            if isinstance(answered, WorkerLostError):
+                raise answered
+            if isinstance(some, Branch):
+                assert isinstance(answered, Outlook), "a branch is answered by its outlook"
+                self._count(answered)
+                if answered.bound is not None:
+                    self._queue(some._replace(outlook=answered))
+            else:
+                assert isinstance(answered, list), "families are answered by outlooks"
+                for outlook in answered:
+                    self._count(outlook)
+                self._take_outlooks(some, answered)
+            done += len(some.families)
             self.progress("families", done, self.families)
+
+    def check_any(self) -> None:
+        """Refuses a search of which no plan is valid.
+
+        Raises:
+            PlanError: there is none.
+        """
         if self.invalid == self.enumerated:
             raise PlanError(
                 f"none of {self.enumerated:,} plans is valid for {self.jobs[0].model.name}; change global_batch or the "
                 "GPUs, or fix fewer fields"
             )
 
-    def _sort_in(self, number: int, fields: Fields, outlook: Outlook) -> None:
+    def _count(self, outlook: Outlook) -> None:
         self.enumerated += outlook.plans
         self.invalid += outlook.invalid
         self.too_large += outlook.too_large
-        if outlook.bound is not None:
-            self._queue(Family(number, fields, outlook.bound, outlook))
 
-    def _queue(self, item: Family | Candidate) -> None:
+    def _take_outlooks(self, group: Group, outlooks: Iterable[Outlook]) -> None:
+        """Queues the families of which something may fit."""
+        for fields, outlook in zip(group.families, outlooks, strict=True):
+            if outlook.bound is not None:
+                self._queue(Family(group.cluster, fields, outlook.bound, outlook))
+
+    def _queue(self, item: Branch | Family | Candidate) -> None:
         heappush(self.queue, (item.bound.step_s, item.bound.memory_bytes, str(item.fields), item))
 
     # ---- the queue --------------------------------------------------------------------------------------------------
 
     def simulate(self, pool: Workers, journal: Journal) -> None:
-        """Opens families and simulates plans, the most promising first, as long as one can be among the best."""
+        """Opens what waits and simulates plans, the most promising first, as long as one can be among the best."""
         known = {_key(record["cluster"], record["plan"]): record for record in journal.records}
         self._tell()
         for (_, question), answered in pool.run(answer, self._worthwhile(known)):
-            self.opening -= isinstance(question, Family)
-            if isinstance(answered, Opened):
+            self.opening -= isinstance(question, (Group, Family))
+            if isinstance(answered, list):
+                self.invalid += sum(outlook.invalid for outlook in answered)
+                self.too_large += sum(outlook.too_large for outlook in answered)
+                self._take_outlooks(question, answered)
+            elif isinstance(answered, Opened):
                 self._take_opened(question, answered)
             elif isinstance(answered, dict):
                 journal.write(answered)
                 self._take(question, answered)
-            elif isinstance(question, Family):  # its worker is lost: what its plans are is not known
+            elif isinstance(question, (Group, Family)):  # its worker is lost: what its plans are is not known
                 assert isinstance(answered, WorkerLostError), "an opened family is an answer"
                 raise answered
             else:
@@ -211,14 +245,21 @@ class _Hunt:
             item = heappop(self.queue)[-1]
             if self._hopeless(item):
                 self.pruned += item.plans
+            elif isinstance(item, Branch):
+                self.opening += 1
+                yield self._tokens[item.cluster], Group(item.cluster, item.families)
             elif isinstance(item, Family):
                 self.opening += 1
                 yield self._tokens[item.cluster], item._replace(limit_s=self._limit_s(item.cluster))
-            elif (record := known.get(_key(item.cluster, item.fields))) is not None:
+            elif (record := known.get(_key(item.cluster, item.fields))) and not self._lacks(item.cluster, record):
                 self.resumed += 1
                 self._take(item, record)
             else:
                 yield self._tokens[item.cluster], item._replace(worth_s=self._worth_s(item.cluster))
+
+    def _lacks(self, cluster: int, record: Mapping[str, Any]) -> bool:
+        """Whether an answer needs an interval now, which a search for fewer plans did not ask for."""
+        return "error" not in record and record["low_s"] is None and record["step_time_s"] <= self._worth_s(cluster)
 
     def _take_opened(self, family: Family, opened: Opened) -> None:
         """Queues the plans of a family; what is now known of the others replaces what was known of it."""
@@ -235,10 +276,11 @@ class _Hunt:
             self.too_large += record["error"] == "memory"
             self.invalid += record["error"] != "memory"
             return
-        self.found.append(Found(**record, bound_s=candidate.bound.step_s))
+        # a file has lists for tuples
+        self.found.append(Found(**{**record, "plan": candidate.fields}, bound_s=candidate.bound.step_s))
         self.found.sort(key=lambda one: (one.step_time_s, one.memory_bytes, str(one.plan)))
 
-    def _hopeless(self, item: Family | Candidate) -> bool:
+    def _hopeless(self, item: Branch | Family | Candidate) -> bool:
         """Whether enough plans are surely faster and, if the front is asked for, one is better in everything."""
         if not self.prune or item.bound.step_s <= self._slowest_top_s(item.cluster):
             return False
@@ -296,7 +338,21 @@ class _Hunt:
 
 
 def _key(cluster: int, fields: Mapping[str, Any]) -> str:
-    return f"{cluster} {sorted(fields.items())}"
+    return json.dumps([cluster, fields], sort_keys=True)
+
+
+def _digest(described: Any) -> str:
+    """Tells a text, or whatever else a frozen description says, from any other."""
+    return sha256(repr(described).encode()).hexdigest()
+
+
+def _schedule_text(path: str) -> str:
+    try:
+        return read_text(path)
+    except OSError as error:
+        raise PlanError(
+            f"schedule file '{path}' cannot be read: {error.strerror}; give the path of a .csv file"
+        ) from None
 
 
 def _price(cluster: Cluster, step_s: float) -> float | None:

@@ -10,11 +10,11 @@ from itertools import product
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from simpar.errors import PlanError, nearest
 from simpar.hardware.cluster import Cluster
 from simpar.model.transformer import Transformer
 from simpar.plan.layout import Model, sequence_length
 from simpar.plan.plan import Plan
+from simpar.plan.sync import worker_gpus
 from simpar.schedule.registry import takes
 
 Fields = dict[str, Any]
@@ -54,10 +54,15 @@ class Setting(NamedTuple):
         return self.base.global_batch
 
     @property
+    def gpus(self) -> int:
+        """Those that train: servers on nodes of their own take no part in any degree."""
+        return worker_gpus(self.base, self.cluster)
+
+    @property
     def left(self) -> int:
         """GPUs per group that splits a layer: what is left for stages and replicas; 0 if the degrees do not divide."""
         taken = self.get("tp") * self.get("cp")
-        return 0 if self.cluster.gpus % taken else self.cluster.gpus // taken
+        return 0 if self.gpus % taken else self.gpus // taken
 
     def replicas(self, pp: int) -> int:
         """Data-parallel degree with so many stages."""
@@ -78,7 +83,7 @@ def divisors(number: int) -> list[int]:
 
 def _tensor_degrees(setting: Setting) -> Iterable[int]:
     model = setting.transformer
-    return (1,) if model is None else [tp for tp in divisors(setting.cluster.gpus) if model.heads % tp == 0]
+    return (1,) if model is None else [tp for tp in divisors(setting.gpus) if model.heads % tp == 0]
 
 
 def _context_degrees(setting: Setting) -> Iterable[int]:
@@ -94,7 +99,7 @@ def _context_degrees(setting: Setting) -> Iterable[int]:
 
 def _expert_degrees(setting: Setting) -> Iterable[int]:
     moe = setting.transformer.moe if setting.transformer is not None else None
-    return (1,) if moe is None else [ep for ep in divisors(moe.experts) if setting.cluster.gpus % ep == 0]
+    return (1,) if moe is None else [ep for ep in divisors(moe.experts) if setting.gpus % ep == 0]
 
 
 def _expert_tensor_degrees(setting: Setting) -> Iterable[int | None]:
@@ -125,7 +130,7 @@ def _stages(setting: Setting, micro_batch: int) -> list[int]:
         for pp in divisors(setting.left)
         if pp <= setting.most_stages
         and setting.global_batch % (setting.replicas(pp) * micro_batch) == 0
-        and (setting.get("ep") == 1 or setting.cluster.gpus // pp % spread == 0)
+        and (setting.get("ep") == 1 or setting.gpus // pp % spread == 0)
     ]
 
 
@@ -168,6 +173,9 @@ AXES: Mapping[str, Choice] = MappingProxyType(
 INNER = ("pp", "recompute", "schedule", "vpp", "zero")
 """The last of them, in which the plans of a family differ."""
 
+SPREAD = ("ep", "etp")
+"""Those that say how experts are spread; families of a branch differ in nothing else."""
+
 # What these may be follows from other fields, so that a list restricts the choice; lists of others replace it.
 _BOUND = frozenset({"micro_batch", "sequence_parallel", "pp", "vpp", "zero"})
 
@@ -202,8 +210,8 @@ class Pipeline(NamedTuple):
 
 
 def _recomputed(recompute: str) -> int:
-    """How much runs again, as a place in an order; what is no way to recompute is found out when it is simulated."""
-    return {"selective": 1, "full": 2}.get(recompute, 0)
+    """How much runs again, as a place in an order."""
+    return ("none", "selective", "full").index(recompute)
 
 
 class Space:
@@ -213,10 +221,8 @@ class Space:
         model: the model.
         cluster: the machines.
         base: all other fields; its ``global_batch`` is set.
-        choices: values of fields that replace those of ``AXES``.
-
-    Raises:
-        PlanError: a plan has no such field, or a field has no value.
+        choices: values of fields that replace those of ``AXES``, as :func:`~simpar.search.choices.read_choices` reads
+            them.
     """
 
     def __init__(self, model: Model, cluster: Cluster, base: Plan, choices: Mapping[str, Iterable[Any]]) -> None:
@@ -241,6 +247,13 @@ class Space:
             fields[name] = value
             yield from self._extend(fields, number + 1)
             del fields[name]
+
+    def branches(self) -> Iterator[tuple[Fields, ...]]:
+        """The same families, those that differ only in how experts are spread together."""
+        found: dict[tuple[Any, ...], list[Fields]] = {}
+        for family in self.families():
+            found.setdefault(tuple(value for name, value in family.items() if name not in SPREAD), []).append(family)
+        return map(tuple, found.values())
 
     def pipelines(self, family: Fields) -> Iterator[Pipeline]:
         """The plans of a family by their number of stages."""
@@ -272,20 +285,8 @@ class Space:
 
 
 def axes_of(choices: Mapping[str, Iterable[Any]], model: Model) -> tuple[str, ...]:
-    """The fields in which the plans of a search differ: those of families first.
-
-    Raises:
-        PlanError: a plan has no such field, or a field has no value.
-    """
-    for name, values in choices.items():
-        if name not in Plan.model_fields:
-            raise PlanError(
-                f"'{name}' is not a field of a plan{nearest(name, list(Plan.model_fields))}; choose values for fields "
-                "of a plan only"
-            )
-        if not list(values):
-            raise PlanError(f"{name} is given no value to choose from; give one or more, or leave it out")
+    """The fields in which the plans of a search differ: those of families first."""
     has_experts = isinstance(model, Transformer) and model.moe is not None
-    usual = [name for name in AXES if has_experts or name not in ("ep", "etp") or name in choices]
+    usual = [name for name in AXES if has_experts or name not in SPREAD or name in choices]
     added = [name for name in choices if name not in AXES]
     return (*(name for name in usual if name not in INNER), *added, *INNER)

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from simpar.hardware.cluster import Cluster
 from simpar.model.transformer import Transformer
 from simpar.plan.layout import Layout, Model
 from simpar.program.ir import Block, host_launches
@@ -50,6 +51,11 @@ class Times:
     def calm(self) -> IntArray:
         """As in :meth:`~simpar.search.blocks.BlockTimes.calm_ns`."""
         return self._sums(self.blocks.calm_ns)
+
+    @cached_property
+    def beside(self) -> IntArray:
+        """As in :meth:`~simpar.search.blocks.BlockTimes.beside_ns`."""
+        return self._sums(self.blocks.beside_ns)
 
     @cached_property
     def kernels(self) -> IntArray:
@@ -223,12 +229,21 @@ class Cut:
 
 
 class Cutter:
-    """Cuts one model for plans that differ only in the given axes; best asked for plans of one family in a row."""
+    """Cuts one model for plans that differ only in the given axes; best asked for plans of one family in a row.
 
-    def __init__(self, model: Model, axes: Sequence[str], blocks: BlockTimes) -> None:
+    Args:
+        model: the model.
+        cluster: where units run, with the algorithm of collectives that each plan has.
+        axes: fields in which the plans differ.
+        without_experts: as in :func:`~simpar.program.place.place`.
+    """
+
+    def __init__(self, model: Model, cluster: Cluster, axes: Sequence[str], *, without_experts: bool = False) -> None:
         self._model = model
+        self._without_experts = without_experts
         self._axes = tuple(axis for axis in axes if axis not in SPREADING)
-        self._blocks = blocks
+        self._cluster = cluster
+        self._blocks: dict[str, BlockTimes] = {}  # by the algorithm of collectives
         self._ties_ends = isinstance(model, Transformer) and model.tied_embeddings
         self._units: dict[tuple[object, ...], Units] = {}
         self._edges: dict[tuple[object, ...], tuple[IntArray, int]] = {}
@@ -252,12 +267,12 @@ class Cutter:
         units, found = self._units.get(key), self._edges.get(spread)
         narrowed = max(layout.tokens // (plan.tp if plan.sequence_parallel else 1), 1)
         if units is None or found is None:
-            chunks, boundaries = place(self._model, layout, schedule)
+            chunks, boundaries = place(self._model, layout, schedule, without_experts=self._without_experts)
             chunks = chunks[: schedule.depth]
             if units is None:
                 if len(self._units) >= _MOST_UNITS:
                     self._units.clear()
-                units = Units(tuple(p.unit for chunk in chunks for p in chunk), self._blocks)
+                units = Units(tuple(p.unit for chunk in chunks for p in chunk), self._times(plan.collective_algorithm))
                 self._units[key] = units
             if found is None:
                 edges = np.cumsum([0, *map(len, chunks)])
@@ -266,6 +281,11 @@ class Cutter:
         if last is None or last.units is not units or last.shape is not shape:
             last = self._last = Cut(units, found[0], found[1] * narrowed, shape)
         return last
+
+    def _times(self, algorithm: str) -> BlockTimes:
+        if algorithm not in self._blocks:
+            self._blocks[algorithm] = BlockTimes(self._cluster, algorithm)
+        return self._blocks[algorithm]
 
     def _split(self, layout: Layout) -> tuple[object, ...]:
         """What decides how layers are split: an even rule looks at no cost, the others at that of every layer."""

@@ -170,6 +170,6 @@ def figures(result: Result) -> Record:
         "microbatches": result.layout.microbatches,
         "global_batch": result.layout.global_batch,
     }
-    if cluster.price_per_gpu_hour is not None:
+    if cluster.price_per_hour is not None:
         row["cost_per_step"] = result.cost().step_price
     return row

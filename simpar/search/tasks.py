@@ -17,7 +17,7 @@ from simpar.program.footprint import footprints
 from simpar.program.lower import lower
 from simpar.search.bound import Bound, Bounds
 from simpar.search.families import Families, Opened, Outlook
-from simpar.search.space import Fields, Space
+from simpar.search.space import SPREAD, Fields, Space
 from simpar.simulation import simulate
 
 _SURE = 0.9  # of the memory of a device: below, what the bound does not count is not worth a look before simulating
@@ -28,6 +28,35 @@ class Group(NamedTuple):
 
     cluster: int
     families: tuple[Fields, ...]
+
+
+class Branch(NamedTuple):
+    """Families that differ only in how experts are spread: the number of their cluster, the fields of each.
+
+    ``outlook`` is what is known of all of them; a branch without one asks for it.
+    """
+
+    cluster: int
+    families: tuple[Fields, ...]
+    outlook: Outlook | None = None
+
+    @property
+    def bound(self) -> Bound:
+        """What none of their plans undercuts."""
+        assert self.outlook is not None, "a branch is looked at before it is weighed"
+        assert self.outlook.bound is not None, "a branch of which nothing fits is not weighed"
+        return self.outlook.bound
+
+    @property
+    def fields(self) -> Fields:
+        """What tells it from other branches."""
+        return {name: value for name, value in self.families[0].items() if name not in SPREAD}
+
+    @property
+    def plans(self) -> int:
+        """How many plans nothing is known of."""
+        assert self.outlook is not None, "a branch is looked at before it is weighed"
+        return self.outlook.plans
 
 
 class Family(NamedTuple):
@@ -61,29 +90,33 @@ class Candidate(NamedTuple):
     plans: int = 1
 
 
-Question = Group | Family | Candidate
-Answer = list[Outlook] | Opened | dict[str, Any]
+Question = Group | Branch | Family | Candidate
+Answer = list[Outlook] | Outlook | Opened | dict[str, Any]
 
 
-def token_of(job: Job, choices: Mapping[str, Sequence[Any]]) -> bytes:
+def token_of(job: Job, choices: Mapping[str, Sequence[Any]], *, prune: bool) -> bytes:
     """What a worker must know of a search on one cluster."""
-    return pickle.dumps((job, dict(choices)))
+    return pickle.dumps((job, dict(choices), prune))
 
 
 @lru_cache(maxsize=16)  # a worker answers for the same few jobs again and again
 def _opened(token: bytes) -> tuple[Job, Families]:
-    job, choices = pickle.loads(token)
+    job, choices, prune = pickle.loads(token)
     space = Space(job.model, job.cluster, job.plan, choices)
-    bounds = Bounds(job.model, job.cluster, space.axes, job.plan.collective_algorithm)
-    return job, Families(space, bounds, job.plan)
+    bounds, common = (
+        Bounds(job.model, job.cluster, space.axes, without_experts=without, prunes=prune) for without in (False, True)
+    )
+    return job, Families(space, bounds, job.plan, common)
 
 
 def answer(task: tuple[bytes, Question]) -> Answer:
-    """Answers whatever a search asks: the outlooks of families, what comes of opening one, a simulated plan."""
+    """Answers whatever a search asks: outlooks of a branch or of families, an opened family, a simulated plan."""
     token, question = task
     job, families = _opened(token)
     if isinstance(question, Candidate):
         return simulate_plan(job, question)
+    if isinstance(question, Branch):
+        return families.branch_outlook(question.families)
     if isinstance(question, Family):
         return families.opened(question.fields, question.limit_s)
     return [families.outlook(fields) for fields in question.families]

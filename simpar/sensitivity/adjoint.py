@@ -6,16 +6,26 @@ of an operation and r_k its rate in the k-th stretch between instants t_k, from 
 
     w = Σ r_k (t_k+1 - t_k),  so  de = [dw + r_0 ds + Σ (r_k - r_k-1) dt_k - Σ dr_k (t_k+1 - t_k)] / r_m-1.
 
-Approximations: a transfer that others slow down is taken to be slowed by the same factor after a small change, and so
-is an operation whose own collectives share links with other streams.
+So it is where a transfer shares links with others: s is then when its latency is over, and 1/r_k the time that it would
+stream in the company of the k-th stretch (:mod:`simpar.sensitivity.shares`).
+
+Approximations: where collectives slow an operation of many kernels, all of its kernels count as slowed alike; and what
+slows a transfer beyond its company (compute beside it, a fault) is taken to slow it by the same factor after a small
+change.
 """
 
 import heapq
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
+from operator import attrgetter
 from typing import TypeVar
 
-from simpar.program.ir import COMPUTE, Collective, Launch, Run, Send
+from simpar.program.ir import COMPUTE, Collective, Launch, Operation, Run
+from simpar.sensitivity.blocks import Blocks
+from simpar.sensitivity.flows import Carried, Flows, Stretch
 from simpar.sensitivity.prices import Prices, Transfer, Weights, transfer_of
 from simpar.sensitivity.steps import Steps
 from simpar.sensitivity.waits import causes_of
@@ -23,17 +33,56 @@ from simpar.trace.trace import NONE
 
 K = TypeVar("K")
 _NEGLIGIBLE = 1e-9  # of the step's own weight 1
+_TIE = 0.01  # of a flow's time: what lies nearer may come in another order after a small change
 _START, _END = 0, 1  # at one instant, starts come first on the way back
 
 
-def weigh(steps: Steps, prices: Prices) -> Weights:
+def weigh(steps: Steps, prices: Prices, blocks: Blocks) -> Weights:
     """The weights of all costs, by which the step time depends on them to first order.
 
     Args:
         steps: program and trace.
         prices: on the machine of the trace.
+        blocks: run there alone.
     """
-    return _Walk(steps, prices).run()
+    return _Walk(steps, prices, _Parts(prices, blocks)).run()
+
+
+@dataclass
+class _Parts:
+    """How operations depend on the costs of their parts: that of their blocks, each of which is walked like a step."""
+
+    prices: Prices
+    blocks: Blocks
+    _device: dict[tuple[Operation, int], Weights] = field(default_factory=dict)
+    _alone: dict[int, Weights] = field(default_factory=dict)
+
+    def device(self, operation: Operation, kind: int, first: int = 0) -> Weights:
+        """Of the blocks from the ``first`` on, issued long ago."""
+        total = Weights()
+        for block in operation.blocks[first:]:
+            total.add(self._weights(self.blocks.alone(block, kind, hosted=False)), 1.0)
+        return total
+
+    def whole(self, operation: Operation, kind: int) -> Weights:
+        """Of all blocks, issued long ago."""
+        if (operation, kind) not in self._device:
+            self._device[operation, kind] = self.device(operation, kind)
+        return self._device[operation, kind]
+
+    def issued(self, operation: Operation, kind: int) -> Weights:
+        """Of an operation whose end its launches decide, from the first of them on."""
+        issued = self.blocks.issued(operation, kind)
+        total = self.device(operation, kind, issued.block + 1)
+        total.launches += issued.launches
+        total.add(self._weights(self.blocks.alone(operation.blocks[issued.block], kind, hosted=True)), 1.0)
+        return total
+
+    def _weights(self, steps: Steps) -> Weights:
+        found = self._alone.get(id(steps))
+        if found is None:
+            found = self._alone[id(steps)] = _Walk(steps, self.prices, self).run()
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,31 +96,34 @@ class _Beside:
     intensity: float
 
 
+_start_of, _end_of = attrgetter("start_ns"), attrgetter("end_ns")
+
+
 @dataclass
 class _Walk:
     """One walk from the end of the step to its beginning."""
 
     steps: Steps
     prices: Prices
+    parts: _Parts
     weights: Weights = field(default_factory=Weights)
 
     def __post_init__(self) -> None:
         trace = self.steps.trace
-        self._causes = causes_of(self.steps, self.prices)
+        self._causes = causes_of(self.steps, self.prices, self.parts.blocks)
         self._start, self._end = trace.spans.start_ns.tolist(), trace.spans.end_ns.tolist()
         self._pending: dict[tuple[int, int, int], float] = {}
         self._queue: list[tuple[int, int, int]] = []
-        self._beside: dict[int, list[_Beside]] = {}
+        self._collectives: dict[int, dict[str, list[_Beside]]] = {}  # by rank and stream, in order
         for row, step in enumerate(self.steps.of):
             if isinstance(step.instruction, Collective):
                 transfer = transfer_of(step.instruction, step.rank)
                 found = _Beside(row, self._start[row], self._end[row], transfer, self.prices.intensity(transfer))
-                self._beside.setdefault(step.rank, []).append(found)
-        self.prices.ask(
-            self.prices.place(step.instruction.operation, step.rank)
-            for step in self.steps.of
-            if isinstance(step.instruction, Run)
-        )
+                self._collectives.setdefault(step.rank, {}).setdefault(transfer.stream, []).append(found)
+
+    @cached_property
+    def _flows(self) -> Flows:
+        return Flows(self.steps, self.prices)
 
     def run(self) -> Weights:
         """Walks."""
@@ -118,39 +170,69 @@ class _Walk:
             self._push(_END, began.row, weight)
 
     def _through_transfer(self, row: int, weight: float) -> None:
-        step = self.steps.of[row]
-        assert isinstance(step.instruction, (Collective, Send)), "other streams than compute carry only these"
-        transfer = transfer_of(step.instruction, step.rank)
-        alone, latency = self.prices.transfer_ns(transfer), self.prices.latency_ns(transfer)
-        took = self._end[row] - self._start[row]
-        stretch = (took - latency) / (alone - latency) if alone > latency else 1.0
-        _add(self.weights.transfers, transfer, weight * stretch)
-        _add(self.weights.latencies, transfer, weight * (1.0 - stretch))
-        self._push(_START, row, weight)
+        own = self._flows.of(row)
+        if own.begin_ns >= own.end_ns:
+            self._begin(own, weight)
+            return
+        parts = self._flows.stretches(row)
+        cuts = _apart(parts, _TIE * (own.end_ns - own.begin_ns))
+        edges = [0, *cuts, len(parts)]
+        speeds = [_mean_speed(parts[first:then]) for first, then in pairwise(edges)]
+        for begin, end, _, pace in parts:
+            part = weight / speeds[-1] * (end - begin) / pace.streaming_ns**2
+            for transfer, share in pace.streams.items():
+                _add(self.weights.streams, transfer, part * share)
+            for way, share in pace.links.items():
+                _add(self.weights.links, way, part * share)
+        for number, (before, behind) in zip(cuts, pairwise(speeds), strict=True):
+            if before != behind:
+                self._to_company(parts[number - 1], parts[number], weight / speeds[-1] * (behind - before))
+        self._begin(own, weight * speeds[0] / speeds[-1])
+
+    def _begin(self, carried: Carried, weight: float) -> None:
+        """A flow begins when its transfer's latency is over."""
+        _add(self.weights.latencies, carried.flow.transfer, weight)
+        self._push(_START, carried.row, weight)
+
+    def _to_company(self, before: Stretch, after: Stretch, change: float) -> None:
+        """A speed that changes because other flows begin or end: the change is theirs, in equal shares."""
+        begins, ends = self._flows.changes(after.begin_ns, before.company, after.company)
+        for other in begins:
+            self._begin(other, change / (len(begins) + len(ends)))
+        for other in ends:
+            self._push(_END, other.row, change / (len(begins) + len(ends)))
 
     def _through_compute(self, row: int, weight: float) -> None:
         step = self.steps.of[row]
-        instruction = step.instruction
+        instruction, kind = step.instruction, self.prices.kind_of(step.rank)
         if self._causes.waits_for_host(row):
             assert isinstance(instruction, Run), "only operations wait for the host within their span"
-            _add(self.weights.hosted, self.prices.place(instruction.operation, step.rank), weight)
+            self.weights.add(self.parts.issued(instruction.operation, kind), weight)
             self._to_host(row, weight)
             return
         done, last = self._through_stretches(row, step.rank, weight)
         if isinstance(instruction, Run):
-            placed = self.prices.place(instruction.operation, step.rank)
-            base = self.prices.device_ns(placed)
-            _add(self.weights.device, placed, weight / last * (done / base if base else 1.0))
+            base = self.parts.blocks.device_ns(instruction.operation, kind)
+            stretched = done / base if base else 1.0
+            self.weights.add(self.parts.whole(instruction.operation, kind), weight / last * stretched)
         else:
             assert isinstance(instruction, Launch), "a compute stream executes operations and kernels"
-            kind = self.prices.kind_of(step.rank)
             base = self.prices.kernel_ns(instruction.kernel, kind)
             _add(self.weights.kernels, (instruction.kernel, kind), weight / last * (done / base if base else 1.0))
+
+    def _beside(self, row: int, rank: int) -> list[_Beside]:
+        """The collectives of a rank during a span."""
+        start, end = self._start[row], self._end[row]
+        return [
+            each
+            for mine in self._collectives.get(rank, {}).values()
+            for each in mine[bisect_right(mine, start, key=_end_of) : bisect_left(mine, end, key=_start_of)]
+        ]
 
     def _through_stretches(self, row: int, rank: int, weight: float) -> tuple[float, float]:
         """Books what depends on collectives beside the row; returns the work done and the last rate."""
         start, end = self._start[row], self._end[row]
-        beside = [b for b in self._beside.get(rank, ()) if b.start_ns < end and b.end_ns > start]
+        beside = self._beside(row, rank)
         kind = self.prices.kind_of(rank)
         slow = 1.0 - self.prices.compute_rate(kind)
         if not beside or not slow:
@@ -179,6 +261,22 @@ class _Walk:
         edges += [(_END, b.row) for b in beside if b.end_ns == time]
         for side, row in edges:
             self._push(side, row, change / len(edges))
+
+
+def _apart(parts: Sequence[Stretch], tie_ns: float) -> list[int]:
+    """Which stretches begin neither just after the first one nor just before the end of the last one.
+
+    Flows that end (or begin) nearly together do so in another order after a small change; speeds between such instants
+    say nothing of it.
+    """
+    first, last = parts[0].begin_ns + tie_ns, parts[-1].end_ns - tie_ns
+    return [number for number, part in enumerate(parts) if first < part.begin_ns < last]
+
+
+def _mean_speed(parts: Sequence[Stretch]) -> float:
+    """Of several stretches, as a share of the flow per nanosecond."""
+    done = sum((part.end_ns - part.begin_ns) / part.pace.streaming_ns for part in parts)
+    return done / (parts[-1].end_ns - parts[0].begin_ns)
 
 
 def _add(totals: dict[K, float], key: K, value: float) -> None:

@@ -29,7 +29,7 @@ def path_time(dependence: Dependence) -> dict[str, int]:
     path then runs through that stage.
     """
     attribution = _Attribution(dependence.steps, dependence.prices)
-    causes = causes_of(dependence.steps, dependence.prices)
+    causes = causes_of(dependence.steps, dependence.prices, dependence.blocks)
     for part in critical_path(dependence.steps.trace, causes):
         attribution.add(part)
     found = {kind: spent for kind, spent in attribution.total.items() if spent}
@@ -102,7 +102,7 @@ class _Attribution:
         transfers = [
             transfer_of(inner, 0) for block in operation.blocks for inner in block.body if isinstance(inner, Collective)
         ]
-        total = sum(self._prices.transfer_ns(transfer) for transfer in transfers)
+        total = sum(self._prices.alone_ns(transfer) for transfer in transfers)
         return sum(self._prices.latency_ns(transfer) for transfer in transfers) / total if total else 0.0
 
     def _hosted(self, part: PathPart) -> None:

@@ -12,11 +12,12 @@ from typing import Any, Literal
 from simpar.description import Description
 from simpar.hardware.cluster import Cluster, Fabric, NodeLink
 from simpar.hardware.device import Device
+from simpar.hardware.host import Host
 from simpar.job import Job
 from simpar.plan.layout import lay_out
 
 Resource = Literal[
-    "matrix units", "memory", "kernel overheads", "host launches", "node link", "network", "interference"
+    "matrix units", "memory", "kernel overheads", "host launches", "node link", "network", "hosts", "interference"
 ]
 RESOURCES: tuple[Resource, ...] = Resource.__args__  # type: ignore[attr-defined]
 
@@ -42,6 +43,10 @@ class Machine:
         groups = tuple(_changed(g, node_link=_each_level(g.node_link, change)) for g in self.cluster.groups)
         link = _each_level(self.cluster.node_link, change)
         return replace(self, cluster=_changed(self.cluster, node_link=link, groups=groups))
+
+    def host(self, change: Callable[[Host], Host]) -> "Machine":
+        """A copy with the hosts of nodes changed: their memory and their links to devices."""
+        return replace(self, cluster=_changed(self.cluster, host=change(self.cluster.host)))
 
     def network(self, change: Callable[[Fabric], Fabric], rate: float = 1.0, time: float = 1.0) -> "Machine":
         """A copy with the fabric changed; its NICs of other kinds of nodes, and a graph's edges, by these factors."""
@@ -183,6 +188,27 @@ def _network_latency(*fields: str) -> Callable[[Machine, float], Machine]:
     )
 
 
+def _host_link(machine: Machine, factor: float) -> Machine:
+    return machine.host(lambda host: _scaled(host, factor, rates=("link_bytes_per_s",)))
+
+
+def _host_memory(machine: Machine, factor: float) -> Machine:
+    return machine.host(lambda host: _changed(host, device=_scaled(host.device, factor, rates=("memory_bytes_per_s",))))
+
+
+def _host_bandwidth(machine: Machine, factor: float) -> Machine:
+    return _host_link(_host_memory(machine, factor), factor)
+
+
+def _host_latency(machine: Machine, factor: float) -> Machine:
+    def change(host: Host) -> Host:
+        fits = {name: _scaled(fit, factor, times=("overhead_s",)) for name, fit in host.device.memory_bound.items()}
+        slower: Host = _scaled(host, factor, times=("latency_s",))
+        return slower.model_copy(update={"device": _changed(host.device, memory_bound=fits)})
+
+    return machine.host(change)
+
+
 PARAMETERS: tuple[Parameter, ...] = (
     Parameter("device.peak_flop_per_s", "peak FLOP/s", "matrix units", _peak),
     Parameter("device.memory_bytes_per_s", "memory bandwidth", "memory", _memory),
@@ -207,6 +233,8 @@ PARAMETERS: tuple[Parameter, ...] = (
             strict=True,
         )
     ),
+    Parameter("host.link_bytes_per_s", "links to hosts", "hosts", _host_link),
+    Parameter("host.device.memory_bytes_per_s", "memory bandwidth of hosts", "hosts", _host_memory),
     Parameter("device.compute_rate_during_collectives", "slowdown beside collectives", "interference", _interference),
 )
 """The parameters that :func:`simpar.sensitivity.step.sensitivities` answers for, in the order of reports."""
@@ -271,6 +299,7 @@ def cost_classes(device: Device, dtypes: "set[str] | None" = None) -> dict[str, 
     classes["node_link.latency"] = _node_latency(*_LINK_LATENCIES)
     classes["network.bandwidth"] = _network_bandwidth
     classes["network.latency"] = _network_latency(*_FABRIC_LATENCIES)
+    classes["host.bandwidth"], classes["host.latency"] = _host_bandwidth, _host_latency
     return classes
 
 

@@ -1,31 +1,27 @@
-"""What the parts of a path cost on a machine: asked of the engine and its cost functions, each part run alone."""
+"""What the parts of a path cost on a machine: asked of the cost functions that the engine asks."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
-
-from simpar.engine.costs import Costs
+from simpar.engine.costs import Costs, Load
 from simpar.engine.costs import Transfer as TransferCost
-from simpar.engine.simulate import execute
 from simpar.model.work import Kernel
-from simpar.program.ir import COMPUTE, Collective, Group, Operation, Program, RankProgram, Recv, Run, Send
+from simpar.program.ir import HOST_OPS, Collective, Group, HostWork, Program, Send
 from simpar.sensitivity.parameters import Machine
-from simpar.trace.trace import Trace
 from simpar.units import ns
 
 
 class Transfer(NamedTuple):
-    """A collective or a message, apart from where in the program it stands.
+    """A collective, a message or work of a host, apart from where in the program it stands.
 
     Attributes:
-        op: the collective's, or ``p2p``.
+        op: the collective's, ``p2p``, or that of the host.
         nbytes: its size.
         stream: of the communicator.
-        ranks: members of the group, or source and target.
+        ranks: members of the group, source and target, or the rank that the host works for.
         copies: shifts of the ranks for which it stands.
         extra_s: latency beyond that of the network.
+        also: further receivers of a message with the bytes for each.
     """
 
     op: str
@@ -34,19 +30,30 @@ class Transfer(NamedTuple):
     ranks: "range | tuple[int, ...]"
     copies: "range | tuple[int, ...]"
     extra_s: float = 0.0
+    also: tuple[tuple[int, float], ...] = ()
 
 
-class Placed(NamedTuple):
-    """An operation on a rank, or on one that stands for all of its kind of device."""
+class Flow(NamedTuple):
+    """A transfer as it loads links: of a collective, by those of its members that are simulated."""
 
-    operation: Operation
-    rank: int
+    transfer: Transfer
+    members: tuple[int, ...] = ()
 
 
-def transfer_of(instruction: "Collective | Send", rank: int) -> Transfer:
+class Way(NamedTuple):
+    """A link, by its name, with a flow that uses it."""
+
+    link: str
+    user: Flow
+
+
+def transfer_of(instruction: "Collective | Send | HostWork", rank: int) -> Transfer:
     """What an instruction of a rank transfers."""
+    if isinstance(instruction, HostWork):
+        return Transfer(instruction.op, instruction.nbytes, instruction.stream, (rank,), instruction.copies)
     if isinstance(instruction, Send):
-        return Transfer("p2p", instruction.nbytes, instruction.stream, (rank, instruction.peer), instruction.copies)
+        stream, peer, nbytes, *_ = instruction
+        return Transfer("p2p", nbytes, stream, (rank, peer), instruction.copies, also=instruction.also)
     group = instruction.group
     return Transfer(instruction.op, instruction.nbytes, group.stream, group.ranks, group.copies, instruction.extra_s)
 
@@ -56,29 +63,31 @@ class Weights:
     """How the step time depends on the costs of its parts: seconds of step per second of cost.
 
     Attributes:
-        device: per operation, its length when issued long ago.
-        hosted: per operation, its length from its first launch when bound by launches.
         kernels: single kernels, with the kind of their device.
         launches: calls of the host.
-        transfers: length of a transfer when alone.
-        latencies: its latency only.
+        latencies: time of a transfer during which no link is held.
+        streams: streaming time of a transfer when alone.
+        links: bytes: seconds per second that a link takes for a byte.
         intensities: seconds per unit of how hard a collective works its device.
         rates: by kind of device, seconds per unit of the rate at which compute goes on beside a collective of full
             intensity.
     """
 
-    device: dict[Placed, float] = field(default_factory=dict)
-    hosted: dict[Placed, float] = field(default_factory=dict)
     kernels: dict[tuple[Kernel, int], float] = field(default_factory=dict)
     launches: float = 0.0
-    transfers: dict[Transfer, float] = field(default_factory=dict)
     latencies: dict[Transfer, float] = field(default_factory=dict)
+    streams: dict[Transfer, float] = field(default_factory=dict)
+    links: dict[Way, float] = field(default_factory=dict)
     intensities: dict[Transfer, float] = field(default_factory=dict)
     rates: dict[int, float] = field(default_factory=dict)
 
-
-def _communicates(operation: Operation) -> bool:
-    return any(isinstance(inner, Collective) for block in operation.blocks for inner in block.body)
+    def add(self, other: "Weights", factor: float) -> None:
+        """Adds the weights of a part on which the step depends by this factor."""
+        self.launches += factor * other.launches
+        for name in ("kernels", "latencies", "streams", "links", "intensities", "rates"):
+            totals = getattr(self, name)
+            for key, weight in getattr(other, name).items():
+                totals[key] = totals.get(key, 0.0) + factor * weight
 
 
 class Prices:
@@ -91,121 +100,98 @@ class Prices:
         known: prices on a machine that differs in some parts only; what these cannot change is not asked again.
     """
 
-    def __init__(self, machine: Machine, program: Program, ranks: Iterable[int], known: "Prices | None" = None) -> None:
-        self._machine = machine
-        self._program = program
-        self._ranks = sorted(ranks)
-        self._costs = Costs(machine.cluster, program.algorithm, self._ranks, guests=program.guests)
-        self._first = {self._costs.kind_of(rank): rank for rank in reversed(self._ranks)}
-        self._device: dict[Placed, int] = {}
-        self._hosted: dict[Placed, int] = {}
-        self._transfers: dict[Transfer, int] = {}
-        if known is not None and not machine.cluster.groups:
-            cluster, before = machine.cluster, known._machine.cluster
-            if (cluster.node_link, cluster.fabric, cluster.graph) == (before.node_link, before.fabric, before.graph):
-                self._transfers = known._transfers
-            elif cluster.device == before.device:
-                alone = {placed: time for placed, time in known._device.items() if not _communicates(placed.operation)}
-                self._device.update(alone)
+    def __init__(
+        self, machine: Machine, program: Program, ranks: "frozenset[int]", known: "Prices | None" = None
+    ) -> None:
+        self.machine = machine
+        self.program = program
+        self._ranks = ranks
+        self._costs = Costs(machine.cluster, program.algorithm, sorted(ranks), guests=program.guests)
+        self._first = {self._costs.kind_of(rank): rank for rank in sorted(ranks, reverse=True)}
+        self._transfers: dict[Flow, TransferCost] = {}
+        self._byte_ns: dict[str, float] = {}
+        if known is not None:
+            cluster, before = machine.cluster, known.machine.cluster
+            parts = ("node_link", "fabric", "graph", "host", "groups")
+            if all(getattr(cluster, part) == getattr(before, part) for part in parts):
+                self._transfers, self._byte_ns = known._transfers, known._byte_ns
 
     @property
     def launch_ns(self) -> int:
         """One call of the host."""
-        return ns(self._machine.launch_s)
+        return ns(self.machine.launch_s)
 
     def compute_rate(self, kind: int) -> float:
         """Speed of compute beside a collective of full intensity, on a device of this kind."""
         return self._costs.device(kind).compute_rate_during_collectives
 
-    def place(self, operation: Operation, rank: int) -> Placed:
-        """The operation on the rank that stands for its kind of device: the first rank of a cluster of one kind."""
-        return Placed(operation, self._first[self.kind_of(rank)] if self._machine.cluster.groups else 0)
-
     def kind_of(self, rank: int) -> int:
         """The kind of device that a rank runs on."""
         return self._costs.kind_of(rank)
 
-    def device_ns(self, placed: Placed) -> int:
-        """Length of an operation when everything was issued long ago."""
-        if placed not in self._device:
-            self.ask([placed])
-        return self._device[placed]
-
-    def ask(self, operations: Iterable[Placed]) -> None:
-        """Prices several operations in one run of the engine for each kind of device, one after the other."""
-        new: dict[int, list[Placed]] = {}
-        for placed in dict.fromkeys(operations):
-            if placed not in self._device:
-                new.setdefault(placed.rank, []).append(placed)
-        for rank, asked in new.items():
-            runs = tuple(Run(placed.operation) for placed in asked)
-            trace = self._run([RankProgram(rank, 0, 1, (), runs)], launch_s=0.0)
-            lane = next(i for i, lane in enumerate(trace.lanes) if lane.stream == COMPUTE)
-            lengths = trace.spans.duration_ns[np.flatnonzero(trace.spans.lane == lane)].tolist()
-            self._device.update(zip(asked, lengths, strict=True))
-
-    def hosted_ns(self, placed: Placed) -> int:
-        """Length of an operation from its first launch, on a stream that is free."""
-        found = self._hosted.get(placed)
-        if found is None:
-            alone = RankProgram(placed.rank, 0, 1, (), (Run(placed.operation),))
-            found = self._hosted[placed] = self._run([alone], launch_s=self._machine.launch_s).step_ns
-        return found
+    def home(self, kind: int) -> int:
+        """The rank that stands for all on this kind of device."""
+        return self._costs.home(self._first[kind])
 
     def kernel_ns(self, kernel: Kernel, kind: int) -> int:
         """Length of a kernel on a device of this kind."""
         return self._costs.kernel_ns(kernel, kind)
 
-    def transfer_ns(self, transfer: Transfer) -> int:
-        """Length of a transfer that nothing else disturbs, its folded copies included."""
-        found = self._transfers.get(transfer)
+    def cost(self, flow: Flow) -> TransferCost:
+        """Latency, streaming time alone, and all loads of a flow."""
+        found = self._transfers.get(flow)
         if found is None:
-            found = self._transfers[transfer] = self._run(self._alone(transfer), launch_s=0.0).step_ns
+            found = self._transfers[flow] = self._ask(flow)
         return found
 
     def latency_ns(self, transfer: Transfer) -> int:
-        """The part of it during which no link is held."""
-        if transfer.op == "p2p":
-            source, target = transfer.ranks
-            return self._costs.message(transfer.nbytes, source, target, transfer.copies).latency_ns
-        return self._collective(transfer).latency_ns + ns(transfer.extra_s)
+        """The part of a transfer during which no link is held."""
+        return self.cost(Flow(transfer)).latency_ns
+
+    def stream_ns(self, transfer: Transfer) -> int:
+        """The part of it in which it streams, when nothing else uses its links."""
+        return self.cost(Flow(transfer)).stream_ns
+
+    def alone_ns(self, transfer: Transfer) -> int:
+        """Both."""
+        return self.latency_ns(transfer) + self.stream_ns(transfer)
 
     def intensity(self, transfer: Transfer) -> float:
         """How hard a collective works its device (0 to 1)."""
-        return self._collective(transfer).intensity
+        return self.cost(Flow(transfer)).intensity
+
+    def byte_ns(self, way: Way) -> float:
+        """What a link takes for a byte."""
+        found = self._byte_ns.get(way.link)
+        if found is None:
+            link = next(load.link for load in self.cost(way.user).loads if load.link.name == way.link)
+            found = self._byte_ns[way.link] = 1e9 / link.capacity_bytes_per_s
+        return found
 
     def total_ns(self, weights: Weights) -> float:
         """The weighted sum; of its change with the machine follows that of the step."""
-        self.ask(weights.device)
         return (
-            sum(weight * self.device_ns(operation) for operation, weight in weights.device.items())
-            + sum(weight * self.hosted_ns(operation) for operation, weight in weights.hosted.items())
-            + sum(weight * self.kernel_ns(kernel, kind) for (kernel, kind), weight in weights.kernels.items())
+            sum(weight * self.kernel_ns(kernel, kind) for (kernel, kind), weight in weights.kernels.items())
             + weights.launches * self.launch_ns
-            + sum(weight * self.transfer_ns(transfer) for transfer, weight in weights.transfers.items())
-            + sum(weight * self.latency_ns(transfer) for transfer, weight in weights.latencies.items() if weight)
+            + sum(weight * self.latency_ns(transfer) for transfer, weight in weights.latencies.items())
+            + sum(weight * self.stream_ns(transfer) for transfer, weight in weights.streams.items())
+            + sum(weight * self.byte_ns(way) for way, weight in weights.links.items())
             + sum(weight * self.intensity(transfer) for transfer, weight in weights.intensities.items())
             + sum(weight * self.compute_rate(kind) for kind, weight in weights.rates.items())
         )
 
-    def _collective(self, transfer: Transfer) -> TransferCost:
-        group = Group(transfer.stream, transfer.ranks, transfer.copies)
-        return self._costs.collective(transfer.op, transfer.nbytes, group, transfer.ranks[0])
-
-    def _alone(self, transfer: Transfer) -> list[RankProgram]:
-        if transfer.op == "p2p":
-            source, target = transfer.ranks
-            send = Send(transfer.stream, target, transfer.nbytes, "alone", -1, transfer.copies)
-            return [
-                RankProgram(source, 0, 1, (), (send,)),
-                RankProgram(target, 0, 1, (), (Recv(source, "alone"),)),
-            ]
-        group = Group(transfer.stream, transfer.ranks, transfer.copies)
-        collective = Collective(transfer.op, transfer.nbytes, group, extra_s=transfer.extra_s)  # type: ignore[arg-type]
-        members = [rank for rank in self._ranks if rank in transfer.ranks] or [transfer.ranks[0]]
-        return [RankProgram(rank, 0, 1, (), (collective,)) for rank in members]
-
-    def _run(self, ranks: list[RankProgram], *, launch_s: float) -> Trace:
-        whole = self._program
-        program = Program(ranks=tuple(ranks), launch_s=launch_s, algorithm=whole.algorithm, guests=whole.guests)
-        return execute(program, self._machine.cluster)
+    def _ask(self, flow: Flow) -> TransferCost:
+        op, nbytes, stream, ranks, copies, extra_s, also = flow.transfer
+        if op == "p2p":
+            source, target = ranks
+            return self._costs.messages(((target, nbytes), *also), source, copies)
+        if op in HOST_OPS:
+            return self._costs.host_work(op, nbytes, ranks[0], copies)
+        group = Group(stream, ranks, copies)
+        cost = self._costs.collective(op, nbytes, group, ranks[0])
+        loads: list[Load] = []
+        if flow.members:
+            loads += self._costs.shared_loads(op, nbytes, group)
+            for member in flow.members:
+                loads += self._costs.collective(op, nbytes, group, member).loads
+        return cost._replace(latency_ns=cost.latency_ns + ns(extra_s), loads=tuple(loads))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from simpar.result import Result
 from simpar.sensitivity.adjoint import weigh
+from simpar.sensitivity.blocks import Blocks
 from simpar.sensitivity.parameters import PARAMETERS, Machine, Parameter
 from simpar.sensitivity.prices import Prices, Weights
 from simpar.sensitivity.steps import Steps, steps_of
@@ -47,7 +48,8 @@ class Dependence:
             cluster = cluster.replace(placement=program.placement)
         self.machine = Machine(cluster, program.launch_s)
         self.prices = self._prices(self.machine)
-        self.weights: Weights = weigh(self.steps, self.prices)
+        self.blocks = Blocks(self.prices)
+        self.weights: Weights = weigh(self.steps, self.prices, self.blocks)
 
     def seconds(self, slower: Callable[[Machine, float], Machine]) -> float:
         """d(step)/d(ln of a time): seconds of the step that scale with what ``slower`` scales."""

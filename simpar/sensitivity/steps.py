@@ -3,28 +3,35 @@
 Streams are in-order, so the n-th span of a lane is the n-th instruction of that rank's stream.
 """
 
-from collections import defaultdict
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
+from simpar.engine.simulate import execute
 from simpar.program.ir import (
     COMPUTE,
     Collective,
+    Group,
+    HostWork,
+    Instruction,
     Launch,
     Program,
+    RankProgram,
     Recv,
     Run,
     Send,
     Sync,
     host_launches,
+    open_run,
 )
 from simpar.program.lower import lower
 from simpar.result import Result
 from simpar.trace.trace import Trace
 
-Executed = Run | Launch | Collective | Send
+Executed = Run | Launch | Collective | Send | HostWork
 """An instruction that leaves a span."""
 
 
@@ -49,12 +56,14 @@ class Step:
         rank: global rank that executes it.
         launches: calls that the host had made before it could start; for a message or collective, its own included.
         waits: places before it at which the host waited for the device, in order.
+        turn: of a collective, how many of its group the rank had before it.
     """
 
     instruction: Executed
     rank: int
     launches: int
     waits: tuple[HostWait, ...] = ()
+    turn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +84,36 @@ class Steps:
 
 
 def steps_of(result: Result) -> Steps:
-    """The instructions behind a result's spans; the program is lowered anew, which is deterministic."""
+    """The instructions behind a result's spans; the program is lowered anew, which is deterministic.
+
+    What was simulated kernel by kernel is so once more, with a span for each kernel instead of one for all. (Not where
+    kernels have noise, which would be other noise; there such an operation is taken to scale as a whole.)
+    """
     simulated = frozenset(lane.rank for lane in result.trace.lanes)
     job = result.job
-    program = lower(job.model, job.cluster, result.layout)
+    faults = job.faults if job.faults.any else None
+    program = lower(job.model, job.cluster, result.layout, faults=faults)
     if frozenset(rank.rank for rank in program.ranks) != simulated:
-        program = lower(job.model, job.cluster, result.layout, fold=False)
+        program = lower(job.model, job.cluster, result.layout, fold=False, faults=faults)
+    if not job.faults.jitter.spread and any(map(_is_opened, chain(*(rank.instructions for rank in program.ranks)))):
+        program = replace(program, ranks=tuple(replace(r, instructions=_in_full(r)) for r in program.ranks))
+        return match(program, execute(program, job.cluster, faults))
     return match(program, result.trace)
+
+
+def _is_opened(instruction: Instruction) -> bool:
+    return isinstance(instruction, Run) and instruction.opened
+
+
+def _in_full(rank: RankProgram) -> tuple[Instruction, ...]:
+    """The instructions of a rank, opened runs replaced by what they are made of."""
+    found: list[Instruction] = []
+    for number, instruction in enumerate(rank.instructions):
+        if isinstance(instruction, Run) and instruction.opened:
+            found += open_run(instruction, rank.rank, number, rank.replicas)
+        else:
+            found.append(instruction)
+    return tuple(found)
 
 
 def match(program: Program, trace: Trace) -> Steps:
@@ -102,8 +134,9 @@ def match(program: Program, trace: Trace) -> Steps:
     return Steps(program, trace, tuple(step for step in found if step is not None), frozenset(r for r, _ in streams))
 
 
-def _by_stream(rank: int, instructions: tuple[object, ...]) -> dict[str, list[Step]]:
+def _by_stream(rank: int, instructions: tuple[Instruction, ...]) -> dict[str, list[Step]]:
     streams: defaultdict[str, list[Step]] = defaultdict(list)
+    turns: Counter[Group] = Counter()
     launches = 0
     waits: tuple[HostWait, ...] = ()
     for instruction in instructions:
@@ -113,10 +146,14 @@ def _by_stream(rank: int, instructions: tuple[object, ...]) -> dict[str, list[St
         elif isinstance(instruction, Launch):
             streams[COMPUTE].append(Step(instruction, rank, launches, waits))
             launches += instruction.launches
-        elif isinstance(instruction, (Send, Collective)):
-            launches += instruction.launches if isinstance(instruction, Send) else 1
-            stream = instruction.stream if isinstance(instruction, Send) else instruction.group.stream
-            streams[stream].append(Step(instruction, rank, launches, waits))
+        elif isinstance(instruction, Collective):
+            launches += 1
+            group = instruction.group
+            streams[group.stream].append(Step(instruction, rank, launches, waits, turns[group]))
+            turns[group] += 1
+        elif isinstance(instruction, (Send, HostWork)):
+            launches += instruction.launches
+            streams[instruction.stream].append(Step(instruction, rank, launches, waits))
         elif isinstance(instruction, Recv):
             launches += instruction.launches
         elif isinstance(instruction, Sync):

@@ -3,23 +3,25 @@
 import numpy as np
 
 from simpar.program.ir import Launch, Run
+from simpar.sensitivity.blocks import Blocks
 from simpar.sensitivity.prices import Prices
 from simpar.sensitivity.steps import Steps
 from simpar.trace.critical_path import Causes, HostStart
 from simpar.trace.trace import NONE
 
 
-def causes_of(steps: Steps, prices: Prices) -> Causes:
+def causes_of(steps: Steps, prices: Prices, blocks: Blocks) -> Causes:
     """What let the spans of a trace start, the host's waits for the device included."""
-    return Causes(steps.trace, _Waits(steps, prices).began)
+    return Causes(steps.trace, _Waits(steps, prices, blocks).began)
 
 
 class _Waits:
     """The waits of the hosts, and when they ended."""
 
-    def __init__(self, steps: Steps, prices: Prices) -> None:
+    def __init__(self, steps: Steps, prices: Prices, blocks: Blocks) -> None:
         self._steps = steps
         self._prices = prices
+        self._blocks = blocks
         spans = steps.trace.spans
         self._start, self._end = spans.start_ns, spans.end_ns
         self._computed: dict[int, list[int]] = {}
@@ -49,8 +51,8 @@ class _Waits:
         """When the host had issued the span, or began to if it is compute."""
         step = self._steps.of[row]
         if isinstance(step.instruction, Run):
-            placed = self._prices.place(step.instruction.operation, step.rank)
-            return int(self._end[row]) - self._prices.hosted_ns(placed)
+            issued = self._blocks.issued(step.instruction.operation, self._prices.kind_of(step.rank))
+            return int(self._end[row]) - issued.length_ns
         own = step.instruction.launches if isinstance(step.instruction, Launch) else 0
         return int(self._start[row]) - own * self._prices.launch_ns
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from simpar.trace.bubbles import MESSAGES, lane_gaps
+from simpar.trace.bubbles import MESSAGES, awaited_by_host, lane_gaps
 from simpar.trace.intervals import intervals, overlap_ns, split
 from simpar.trace.trace import COMMUNICATION_KINDS, KERNEL_KINDS, KINDS, NONE, IntColumn, Lane, Template, Trace
 from simpar.trace.utilisation import communicator
@@ -157,7 +157,7 @@ def _communication(
 
     A gap belongs to what ended it (the predecessor of the operation behind it), as far as that stream was busy
     meanwhile; the rest of it is bubble. The gap before the end of the step belongs to whatever the rank still
-    communicates.
+    communicates, and so does the rest of one that a copy from or to the host ended, which waited for that itself.
     """
     spans = trace.spans
     gaps = lane_gaps(*spans.times(lanes[compute_lane]), trace.step_ns)
@@ -165,7 +165,7 @@ def _communication(
     causing_lane = np.array([NONE if row == NONE else spans.lane[row] for row in cause], np.int64)
     exposed: dict[str, int] = {}
     hidden: dict[str, int] = {}
-    after = gaps[-1:]
+    after = np.concatenate([awaited_by_host(trace, lanes, gaps, causing_lane), gaps[-1:]])
     for index, rows in lanes.items():
         lane = trace.lanes[index]
         if index == compute_lane or lane.stream in MESSAGES or not len(rows):

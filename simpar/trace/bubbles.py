@@ -14,12 +14,16 @@ import numpy as np
 
 from simpar.trace.intervals import EMPTY, Intervals, intervals, split
 from simpar.trace.trace import KINDS, NONE, IntColumn, Spans, Trace
+from simpar.trace.utilisation import communicator
 
 BUBBLE_CAUSES = ("warm-up", "dependency", "cool-down", "exposed communication", "host")
 """Why a compute lane idles; ``Bubbles.cause`` holds indices into this tuple."""
 
 MESSAGES = ("pp_forward", "pp_backward", "pp_forward_return", "pp_backward_return")
 """Streams that carry messages between stages."""
+
+HOST_STREAMS = ("host", "cpu")
+"""Communicators that stand for copies from and to the memory of the host, and for work of its processor there."""
 
 _WARM_UP, _DEPENDENCY, _COOL_DOWN, _EXPOSED, _HOST = range(len(BUBBLE_CAUSES))
 _COMPUTE = "compute"
@@ -85,6 +89,27 @@ def lane_gaps(start: IntColumn, end: IntColumn, step_ns: int) -> Intervals:
     return edges.reshape(-1, 2)
 
 
+def awaited_by_host(
+    trace: Trace, lanes: Mapping[int, IntColumn] | Sequence[IntColumn], gaps: Intervals, causing_lane: IntColumn
+) -> Intervals:
+    """Of the gaps that copies from or to the host ended, the parts in which these themselves waited; in order.
+
+    Args:
+        trace: what happened.
+        lanes: rows of each lane, by index.
+        gaps: of a compute lane, in order.
+        causing_lane: what ended each of them, or -1.
+    """
+    ending = np.unique(causing_lane[causing_lane != NONE]).tolist()
+    rests = [
+        _share(_positive(gaps[causing_lane == index]), intervals(*trace.spans.times(lanes[index])))[1]
+        for index in ending
+        if communicator(trace.lanes[index].stream) in HOST_STREAMS
+    ]
+    pieces = np.concatenate([EMPTY, *rests])
+    return pieces[np.argsort(pieces[:, 0], kind="stable")]
+
+
 def _lanes_of_rank(trace: Trace) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for index, lane in enumerate(trace.lanes):
@@ -113,14 +138,16 @@ def _between(
     if len(rows) and unknown[0] and (spans.predecessor != NONE).any():  # nothing else can have held the first one up
         yield _Piece(_positive(gaps[:1]), compute, _HOST)
         unknown[0] = False
-    idle = _positive(gaps[unknown])
+    idle = _positive(np.concatenate([awaited_by_host(trace, lanes, gaps, causing_lane), gaps[unknown]]))
+    idle = idle[np.argsort(idle[:, 0], kind="stable")]
     for index in own:
         if index == compute or not len(lanes[index]):
             continue
         busy = intervals(*spans.times(lanes[index]))
         ended_by = (causing_lane == index) & ~is_message
         exposed, rest = _share(_positive(gaps[ended_by]), busy)
-        left.append(rest)
+        if communicator(trace.lanes[index].stream) not in HOST_STREAMS:
+            left.append(rest)
         yield _Piece(exposed, compute, _EXPOSED, index)
         if trace.lanes[index].stream not in MESSAGES:
             exposed, idle = _share(idle, busy)

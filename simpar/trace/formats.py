@@ -5,9 +5,9 @@ from pathlib import Path
 
 from simpar.errors import JobError
 from simpar.trace.export import to_csv, to_perfetto
-from simpar.trace.kineto import to_kineto
-from simpar.trace.protobuf import to_protobuf
-from simpar.trace.table import to_parquet
+from simpar.trace.kineto import check_folder, to_kineto
+from simpar.trace.protobuf import messages, to_protobuf
+from simpar.trace.table import arrow, to_parquet
 from simpar.trace.trace import Trace
 
 _Writer = Callable[[Trace, Path, bool], None]
@@ -46,6 +46,22 @@ def check_format(path: str | Path) -> str:
             f"'{path}' does not say in which format to write the trace; end the name with {', '.join(FORMATS)}"
         )
     return found
+
+
+def check_output(path: Path) -> None:
+    """Finds out before the work whether :func:`write_trace` would write there; whether a file can be, others check.
+
+    Raises:
+        JobError: the ending is none of :data:`FORMATS`, or its package is not installed.
+        OutputError: a folder is asked for, which cannot be made or holds something else.
+    """
+    suffix = check_format(path)
+    if suffix == ".kineto":
+        check_folder(path)
+    elif suffix == ".parquet":
+        arrow()
+    elif suffix in (".pb", ".pb.gz", ".pftrace"):
+        messages()
 
 
 def write_trace(trace: Trace, path: str | Path, *, kernels: bool = False) -> None:

@@ -51,10 +51,7 @@ def to_kineto(trace: Trace, folder: str | Path) -> list[Path]:
         OutputError: the folder cannot be written, or holds something else.
     """
     folder = Path(folder)
-    if not folder.parent.is_dir():
-        raise OutputError(f"cannot write '{folder}': there is no folder '{folder.parent}'; create it first")
-    if folder.exists() and not _is_ours(folder):
-        raise OutputError(f"cannot write '{folder}': it is there and holds something else; choose another name")
+    check_folder(folder)
     made = folder.with_name(f".{secrets.token_hex(8)}.part")
     try:
         made.mkdir()
@@ -73,8 +70,16 @@ def to_kineto(trace: Trace, folder: str | Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-def _is_ours(folder: Path) -> bool:
-    return folder.is_dir() and all(path.match("rank-*.json.gz") for path in folder.iterdir())
+def check_folder(folder: Path) -> None:
+    """Finds out before the work whether :func:`to_kineto` would write there.
+
+    Raises:
+        OutputError: no folder can be made there, or one is there that holds something else.
+    """
+    if not folder.parent.is_dir():
+        raise OutputError(f"cannot write '{folder}': there is no folder '{folder.parent}'; create it first")
+    if folder.exists() and not (folder.is_dir() and all(path.match("rank-*.json.gz") for path in folder.iterdir())):
+        raise OutputError(f"cannot write '{folder}': it is there and holds something else; choose another name")
 
 
 def kineto(trace: Trace, rank: int) -> dict[str, Any]:

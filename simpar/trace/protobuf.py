@@ -80,7 +80,7 @@ def to_protobuf(trace: Trace, path: str | Path, *, kernels: bool = False) -> Non
         JobError: the protobuf package is not installed.
         OutputError: the file cannot be written.
     """
-    message = _messages()
+    message = messages()
     document = message["Trace"]()
     document.packet.extend(_packets(trace, message, kernels=kernels))
     content = document.SerializeToString(deterministic=True)
@@ -88,8 +88,12 @@ def to_protobuf(trace: Trace, path: str | Path, *, kernels: bool = False) -> Non
 
 
 @cache
-def _messages() -> dict[str, Any]:
-    """Classes of the messages."""
+def messages() -> dict[str, Any]:
+    """Classes of the messages.
+
+    Raises:
+        JobError: the protobuf package is not installed.
+    """
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # noqa: PLC0415 - an extra
     except ImportError:

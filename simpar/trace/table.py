@@ -62,13 +62,7 @@ def to_parquet(trace: Trace, path: str | Path, *, kernels: bool = False) -> None
         JobError: pyarrow is not installed.
         OutputError: the file cannot be written.
     """
-    try:
-        import pyarrow as pa  # noqa: PLC0415 - an extra, for who asks for this format
-        from pyarrow import parquet  # noqa: PLC0415
-    except ImportError:
-        raise JobError(
-            "Parquet needs pyarrow, which is not installed; pip install 'simpar[parquet]', or write .csv.gz"
-        ) from None
+    pa, parquet = arrow()
     columns = {}
     for name, column in span_table(trace, kernels=kernels).items():
         texts = column.dtype.kind == "U"
@@ -79,3 +73,19 @@ def to_parquet(trace: Trace, path: str | Path, *, kernels: bool = False) -> None
     data = io.BytesIO()
     parquet.write_table(pa.table(columns), data, compression="zstd")
     write_whole(path, data.getvalue())
+
+
+def arrow() -> tuple[Any, Any]:
+    """The packages that write Parquet.
+
+    Raises:
+        JobError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow as pa  # noqa: PLC0415 - an extra, for who asks for this format
+        from pyarrow import parquet  # noqa: PLC0415
+    except ImportError:
+        raise JobError(
+            "Parquet needs pyarrow, which is not installed; pip install 'simpar[parquet]', or write .csv.gz"
+        ) from None
+    return pa, parquet

@@ -16,6 +16,15 @@ def communicator(stream: str) -> str:
     return stream.partition("_")[0]
 
 
+def link_line(stream: str) -> str:
+    """What a stream's use of links is shown under: messages of both directions together, and else each stream alone.
+
+    Streams of one communicator may load different links (HSDP shards within a node and reduces across nodes; offloading
+    reads and writes), so that their shares do not add up.
+    """
+    return communicator(stream) if communicator(stream) == "pp" else stream
+
+
 def busy_share(
     tables: tuple[Spans, ...], lanes: tuple[Lane, ...], edges_ns: npt.NDArray[np.int64]
 ) -> dict[str, FloatColumn]:
@@ -67,7 +76,7 @@ def link_share(
         link_s_per_byte: shape (lanes, kinds), as :meth:`Trace.link_s_per_byte` gives it.
 
     Returns:
-        As :func:`busy_share`.
+        Per :func:`link_line`, as :func:`busy_share`.
     """
     used: dict[str, FloatColumn] = {}
     ranks: dict[str, dict[int, float]] = {}
@@ -75,7 +84,7 @@ def link_share(
     for index, lane in enumerate(lanes):
         if lane.stream == "compute":
             continue
-        name = communicator(lane.stream)
+        name = link_line(lane.stream)
         for table in tables:
             rows = np.flatnonzero(table.lane == index)
             if not len(rows):

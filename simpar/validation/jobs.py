@@ -18,9 +18,6 @@ _SHAPE = ("layers", "hidden", "heads", "vocab", "seq_len")
 _UNKNOWN_FRAMEWORK = "megatron-core"
 _FLAT_TPUS = ("tpu-v5e", "tpu-v6e")  # 2D tori
 _LARGEST_FLAT_SLICE = 256
-# Qi et al. 2024 (arXiv:2401.10241), table 1, count sbh (34 + 5as/h) bytes a layer, which is unfused attention with
-# dropout; the peaks of all three model sizes agree with that, and none with the fused kernel of later scripts
-_CONTRADICTED = {"zero_bubble": ("flash2",)}
 _POLICIES = {"none": "none", "selective": "selective", "full": "full", "minimal": "selective"}
 
 
@@ -218,9 +215,6 @@ def _recompute(run: Run, notes: list[str]) -> str:
 
 
 def _attention(run: Run, cluster: Cluster, notes: list[str]) -> str:
-    if run.attention in _CONTRADICTED.get(run.source, ()):
-        notes.append(f"attention '{run.attention}' contradicts the source's own peaks of memory: taken as unfused")
-        return "unfused"
     if run.attention is None:
         return "auto"
     if run.attention != "unfused" and run.attention not in set(cluster.device.attention_kernel_speed):

@@ -30,6 +30,7 @@ _HUES = (
     "#DDCC77",
     "#AA4499",
 )
+_SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "hexagon")  # of each dozen groups
 _FEW = 20  # rows of a box that are shown one by one
 _FLAGGED = "#B8BEC8"
 _LEGEND_PX, _LEGEND_TOP_PX = 116, 70
@@ -37,7 +38,7 @@ _BANDS = ((0.1, "rgba(10, 72, 214, 0.10)"), (0.25, "rgba(10, 72, 214, 0.06)"))
 
 
 def accuracy(report: ValidationReport) -> go.Figure:
-    """Predicted against measured step time (log-log, one colour a group), and below the error by regime."""
+    """Predicted against measured step time (log-log, a colour and a shape a group), and below the error by regime."""
     columns = 3
     rows = 1 + -(-len(REGIMES) // columns)
     blank = rows * columns - columns - len(REGIMES)  # cells of the last row without a plot
@@ -69,7 +70,8 @@ def accuracy(report: ValidationReport) -> go.Figure:
         name = " ".join(str(getattr(prediction.run, column)) for column in report.columns)
         groups.setdefault(name, []).append(prediction)
     for number, (name, members) in enumerate(groups.items()):
-        _dots(figure, members, name, _HUES[number % len(_HUES)])
+        dozen, hue = divmod(number, len(_HUES))
+        _dots(figure, members, name, _HUES[hue], _SYMBOLS[dozen % len(_SYMBOLS)])
     _histogram(figure, done, columns)
     for number, regime in enumerate(REGIMES.values()):
         where = {"row": 2 + number // columns, "col": 1 + number % columns}
@@ -108,12 +110,12 @@ def _diagonal(figure: go.Figure, predictions: Sequence[Prediction]) -> None:
     figure.add_scatter(x=ends, y=ends, mode="lines", line=line, hoverinfo="skip", showlegend=False, row=1, col=1)
 
 
-def _dots(figure: go.Figure, members: Sequence[Prediction], name: str, colour: str) -> None:
+def _dots(figure: go.Figure, members: Sequence[Prediction], name: str, colour: str, symbol: str = "circle") -> None:
     figure.add_scatter(
         x=[p.run.step_time_s for p in members],
         y=[p.predicted_s for p in members],
         mode="markers",
-        marker={"color": colour, "size": 6, "opacity": 0.75, "line": {"width": 0}},
+        marker={"color": colour, "symbol": symbol, "size": 6, "opacity": 0.75, "line": {"width": 0}},
         name=f"{name} ({len(members):,})",
         text=[_hover(p) for p in members],
         hovertemplate="%{text}<extra></extra>",

@@ -303,17 +303,17 @@ def _drawn(result: Result, before: Outcome | None, view: str, *, dark: bool) -> 
     if view == "A and B":
         if before is None or before.result is None:
             return html.Div("press “keep as A”, then change the plan", style={"padding": 24})
-        return _frame(before.result.compare(result, words=("A", "B"), dark=dark), result.title)
+        return _frame(before.result.compare(result, words=("A", "B")), result.title, dark=dark)
     figure = result.view(view if view in VIEWS else "timeline", dark=dark)
     if isinstance(figure, Timeline):
-        return _frame(figure, result.title)
+        return _frame(figure, result.title, dark=dark)
     return dcc.Graph(figure=figure, config=CONFIG, style={"minHeight": figure.layout.height})
 
 
-def _frame(figure: Any, title: str) -> html.Iframe:
-    """The page of a timeline in a frame of its own."""
+def _frame(figure: Any, title: str, *, dark: bool) -> html.Iframe:
+    """The page of a timeline in a frame of its own, as dark as what is around it."""
     assert figure.contents is not None, "a timeline carries its contents"
-    contents = replace(figure.contents, headline={})  # the figures stand above already
+    contents = replace(figure.contents, headline={}, dark=dark)  # the figures stand above already
     return html.Iframe(srcDoc=page(contents, title=title), title="timeline")
 
 

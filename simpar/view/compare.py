@@ -94,7 +94,7 @@ def compare(
         words: what the traces are called.
         title: heading.
         subtitle: second line; behind it stand both steps and the first over the second, less one.
-        dark: dark instead of light surfaces.
+        dark: dark instead of light surfaces; its page opens light only where the reader's system prefers that, too.
         budget: bars of both traces, at most.
 
     Returns:
@@ -319,5 +319,5 @@ def _contents(drawn: _Comparison, headline: dict[str, str], subtitle: str, dark:
         notes=tuple(text for text in (subtitle, _paired_text(drawn)) if text),
         headline=headline,
         errors=errors,
-        dark=dark,
+        dark=dark or None,
     )

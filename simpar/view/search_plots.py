@@ -6,6 +6,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from simpar.errors import JobError
+from simpar.search.found import shown_plan
 from simpar.units import GIB, format_bytes, format_time
 from simpar.view.figure import dress, legend_above
 from simpar.view.page import View
@@ -112,11 +113,13 @@ def search_scatter(
 
 
 def plan_text(record: Record, fields: Sequence[str]) -> str:
-    """What a plan is, by the fields in which it differs.
+    """What a plan is, by the fields in which it differs; of a search only what changes something.
 
-    >>> plan_text({"plan.tp": 8, "sequence_parallel": True}, ["plan.tp", "sequence_parallel"])
-    'tp=8 sp'
+    >>> plan_text({"tp": 8, "cp": 1}, ["tp", "cp"]), plan_text({"plan.tp": 8, "plan.cp": 1}, ["plan.tp", "plan.cp"])
+    ('tp=8', 'tp=8 cp=1')
     """
+    if not any("." in field for field in fields):
+        return shown_plan(record, fields)
     words = {"sequence_parallel": "sp", "micro_batch": "mb"}
     parts = []
     for field in fields:

@@ -26,7 +26,7 @@ from simpar.view.rows import place
 from simpar.view.scene import scene
 from simpar.view.search_plots import FIGURES, front, plan_fields, plan_text
 from simpar.view.timeline import page_contents
-from simpar.view.timeline_page import asset, fill_page, packed_contents
+from simpar.view.timeline_page import asset, fill_page, packed_contents, surfaces
 
 if TYPE_CHECKING:
     from simpar.search.found import SearchResult
@@ -112,7 +112,7 @@ def write_plans(
         fields: keys that say what a plan is; left out, those in which the records differ.
         notes: lines below the heading.
         most: plans with a timeline.
-        dark: whether the page opens dark.
+        dark: whether the page opens dark; else it opens as the reader's system prefers.
         progress: is told how many timelines are done, and of how many.
 
     Raises:
@@ -131,14 +131,14 @@ def write_plans(
             result = simulate(job_of(row), allow_oom=True)
         except SimparError:  # its row says why
             continue
-        timelines[row] = packed_timeline(result, dark=dark)
+        timelines[row] = packed_timeline(result)
     left = sum(1 for record in records if record.get("step_time_s")) - len(timelines)
     said = [*notes, *([f"timelines of the best {len(timelines)}"] if left > 0 else [])]
     keys = list(fields) if fields is not None else plan_fields(records)
     facts = {
         "title": title,
         "notes": said,
-        "dark": dark,
+        "dark": dark or None,
         "fields": keys,
         "rows": [_row(record, keys) for record in records],
         "front": best,
@@ -147,8 +147,8 @@ def write_plans(
     write_whole(path, _page(facts, timelines, title=title, dark=dark).encode())
 
 
-def packed_timeline(result: Result, *, dark: bool = False) -> tuple[dict[str, Any], str]:
-    """A timeline of operations, as the page of a timeline takes it."""
+def packed_timeline(result: Result) -> tuple[dict[str, Any], str]:
+    """A timeline of operations, as the page of a timeline takes it; whether it is dark, the page around it says."""
     trace = replace(result.trace, expand=None)
     shown = scene(trace)
     contents = page_contents(
@@ -157,7 +157,6 @@ def packed_timeline(result: Result, *, dark: bool = False) -> tuple[dict[str, An
         place(shown.lanes, shown.used),
         headline=result.headline,
         memory_capacity_bytes=result.job.cluster.device.memory_bytes,
-        dark=dark,
     )
     return packed_contents(contents, title=result.title)
 
@@ -176,9 +175,8 @@ def _row(record: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Any]:
 def _page(facts: dict[str, Any], timelines: Mapping[int, tuple[dict[str, Any], str]], *, title: str, dark: bool) -> str:
     shared = {key: said[key] for said, _ in timelines.values() for key in _SHARED}
     told = {row: {k: v for k, v in said.items() if k not in _SHARED} for row, (said, _) in timelines.items()}
-    frame = fill_page(title="timeline", contents="@CONTENTS@", columns="@COLUMNS@", dark=dark)
+    frame = fill_page(title="timeline", contents="@CONTENTS@", columns="@COLUMNS@", dark=dark or None)
     everything = {**facts, "shared": shared, "timelines": told, "frame": frame}
-    colours = palette(dark)
     columns = {row: packed for row, (_, packed) in timelines.items()}
     return Template(asset("sweep.html")).substitute(
         title=escape(title),
@@ -186,7 +184,7 @@ def _page(facts: dict[str, Any], timelines: Mapping[int, tuple[dict[str, Any], s
         script="\n".join(asset(name) for name in _SCRIPTS),
         contents=_deflated(everything),
         columns=json.dumps(columns, separators=(",", ":")),
-        **{name: getattr(colours, name) for name in ("surface", "text", "faint", "line", "alarm", "accent")},
+        colours=surfaces(dark or None, ("surface", "text", "faint", "line", "alarm", "accent")),
     )
 
 

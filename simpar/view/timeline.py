@@ -48,7 +48,7 @@ def timeline(
         title: heading.
         subtitle: start of the second line, before the number of spans and the time that one pixel shows.
         headline: main figures by name, for the second line; the page sets them apart.
-        dark: dark instead of light surfaces.
+        dark: dark instead of light surfaces; its page opens light only where the reader's system prefers that, too.
         budget: bars at most: short neighbours are merged into stacks in which the area of a kind is its time
             (:mod:`simpar.view.level_of_detail`).
         memory_capacity_bytes: capacity of a device, drawn as a line in the memory row.
@@ -96,7 +96,7 @@ def timeline(
             subtitle=subtitle,
             headline=headline or {},
             memory_capacity_bytes=memory_capacity_bytes,
-            dark=dark,
+            dark=dark or None,
         )
     )
     return figure
@@ -110,9 +110,12 @@ def page_contents(
     subtitle: str = "",
     headline: Mapping[str, str],
     memory_capacity_bytes: float | None,
-    dark: bool = False,
+    dark: bool | None = None,
 ) -> Contents:
-    """What the page of one trace shows; arguments as in :func:`timeline`, with the scene and its places."""
+    """What the page of one trace shows; arguments as in :func:`timeline`, with the scene and its places.
+
+    Where ``dark`` is None, the reader's system decides.
+    """
     step = Step(at_ns=trace.step_ns, text=step_text(trace.step_ns), top=0.0, bottom=rows.total)
     return Contents(
         shown=shown,

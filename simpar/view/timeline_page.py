@@ -26,7 +26,7 @@ from simpar.trace.trace import (
     MemoryEvents,
     Trace,
 )
-from simpar.trace.utilisation import communicator
+from simpar.trace.utilisation import communicator, link_line
 from simpar.view.pack import pack, span_columns
 from simpar.view.palette import BUBBLES_FROM, DRAWN_KINDS, Palette, label, palette
 from simpar.view.rows import Rows, role, who
@@ -100,7 +100,7 @@ class Contents:
         headline: main figures by name.
         memory: for the panel, if any.
         errors: for the strip, if any.
-        dark: whether the page opens dark.
+        dark: whether the page opens dark; None leaves it to what the reader's system prefers.
     """
 
     shown: Scene
@@ -111,7 +111,7 @@ class Contents:
     headline: Mapping[str, str] = field(default_factory=dict)
     memory: Memory | None = None
     errors: Errors | None = None
-    dark: bool = False
+    dark: bool | None = None
 
 
 def memory_of(trace: Trace, capacity_bytes: float | None) -> Memory | None:
@@ -155,17 +155,27 @@ def packed_contents(contents: Contents, *, title: str) -> tuple[dict[str, Any], 
     return {**_facts(contents), **facts, "title": title, "manifest": manifest}, packed
 
 
-def fill_page(*, title: str, contents: str, columns: str, dark: bool) -> str:
+def fill_page(*, title: str, contents: str, columns: str, dark: bool | None) -> str:
     """The page around its contents, which stand in it as given."""
-    colours = palette(dark)
     return Template(asset("timeline.html")).substitute(
         title=escape(title),
         style=asset("timeline.css"),
         script="\n".join(asset(name) for name in _SCRIPTS),
         contents=contents,
         columns=columns,
-        **{name: getattr(colours, name) for name in ("surface", "text", "faint", "line", "alarm")},
+        colours=surfaces(dark, ("surface", "text", "faint", "line", "alarm")),
     )
+
+
+def surfaces(dark: bool | None, names: Sequence[str]) -> str:
+    """Style of a page until its script paints it: variables of these colours, of one palette or as a system prefers."""
+
+    def root(colours: Palette) -> str:
+        return f":root {{ {' '.join(f'--{name}: {getattr(colours, name)};' for name in names)} }}"
+
+    if dark is not None:
+        return root(palette(dark))
+    return f"{root(palette(False))}\n@media (prefers-color-scheme: dark) {{ {root(palette(True))} }}"
 
 
 def asset(name: str) -> str:
@@ -231,8 +241,12 @@ def _lane(contents: Contents, index: int) -> dict[str, Any]:
         "rank": lane.rank,
         "replicas": lane.replicas,
         "use": _use(shown, index) if is_link else [],
-        "link": communicator(lane.stream) if is_link else "",
+        "link": _line(shown, lane.stream) if is_link else "",
     }
+
+
+def _line(shown: Scene, stream: str) -> str:
+    return communicator(stream) if shown.link_s_per_byte is None else link_line(stream)
 
 
 def _use(shown: Scene, lane: int) -> list[tuple[int, float]]:

@@ -20,6 +20,7 @@ _VERBS: dict[Resource, str] = {
     "host launches": "launching kernels took no time",
     "node link": "the links inside nodes were infinitely fast",
     "network": "the network between nodes were infinitely fast",
+    "hosts": "the memory of hosts and the links to it were infinitely fast",
     "interference": "collectives did not slow compute beside them",
 }
 

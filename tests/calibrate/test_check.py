@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 import simpar
 from calibrate.check import CheckError, case_of, cases, check, check_cases, command, run
 from calibrate.check.cases import PLANS, chosen, cluster_of, perceptron_of, plan_of
-from calibrate.check.interval import compute_error, interval_s, link_error, log_error, step_error
 from calibrate.check.pulse import Level, at_level, level, pulse
 from calibrate.check.report import differences, summary, tables, to_dict
 from calibrate.check.run import Outcome, Row, program_of
@@ -21,7 +20,7 @@ from calibrate.detect import Machine
 from calibrate.training.recipe import Gpt, Perceptron, Recipe
 from simpar.cost.kernel import kernel_s
 from simpar.engine.simulate import execute
-from simpar.hardware.cluster import Cluster, FitError
+from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import device
 from simpar.hardware.profile import Profile, Provenance
 from simpar.model.work import Gemm, MemoryBound
@@ -34,7 +33,7 @@ ERRORS = {"gemm.fp32": 0.06745, "memory_bound": 0.06745, "level": 0.05}
 @pytest.fixture
 def profile() -> Profile:
     """The catalog's CPU, with errors of its own and no launches that would bound a step."""
-    measured = device("cpu").replace(errors=ERRORS, fit_from=None, launch_s=0.0, sms=1)
+    measured = device("cpu").replace(errors=ERRORS, fit_from=None, machine="abc", launch_s=0.0, sms=1)
     return Profile(
         name="here",
         device=measured,
@@ -207,59 +206,6 @@ def test_kernels_at_a_level_take_that_much_longer(profile: Profile) -> None:
         assert kernel_s(kernel, slow.device) == pytest.approx(3 * kernel_s(kernel, cluster.device))
 
 
-# ---- intervals ----------------------------------------------------------------------------------------------------
-
-
-def test_errors_add_up_within_a_class_and_in_squares_between(profile: Profile) -> None:
-    # 0.06745 is the median of |error| of a standard deviation of 0.1, doubled outside of what was measured
-    one, other = Gemm(512, 512, 512, "fp32", out_bytes=4), Gemm(1024, 1024, 1024, "fp32", out_bytes=4)
-    plain = profile.device.replace(errors={"gemm.fp32": 0.06745, "memory_bound": 0.06745})
-    assert compute_error({one: 3}, plain) == pytest.approx(0.1)
-    assert compute_error({one: 3, other: 5}, plain) == pytest.approx(0.1)
-    large = MemoryBound(40 * 10**6)
-    # as much time in a product as in traffic: two independent halves
-    count = 1e6 * kernel_s(large, plain) / kernel_s(one, plain)
-    mixed = compute_error({one: round(count), large: 10**6}, plain)
-    assert mixed == pytest.approx(0.1 / 2**0.5, rel=1e-3)
-    level_only = plain.replace(errors={**plain.errors, "level": 0.24})
-    assert compute_error({one: 3}, level_only) == pytest.approx(0.26)
-
-
-def test_links_err_by_median_or_by_the_tail() -> None:
-    assert link_error(FitError(median=0.06745, p90=0.0)) == pytest.approx(0.1)
-    assert link_error(FitError(median=0.0, p90=0.16449)) == pytest.approx(0.1)
-
-
-def test_interval_of_a_step_is_that_of_its_kernels(profile: Profile) -> None:
-    recipe = Recipe(network=Perceptron((512, 512, 512)), strategy="one", ranks=1, micro_batch=256)
-    program, cluster = program_of(case_of(recipe), profile)
-    trace = execute(program, cluster)
-    sigma = step_error(trace, program, cluster)
-    assert 0.05 < sigma < 0.3
-    low, high = interval_s(trace, program, cluster)
-    assert low * high == pytest.approx(trace.step_s**2)
-    assert np.log(high / low) == pytest.approx(2 * 1.6449 * log_error(sigma))
-
-
-@pytest.mark.parametrize("relative", [0.01, 0.5, 7.4])
-def test_a_log_normal_of_that_width_has_that_relative_deviation(relative: float) -> None:
-    # moments by quadrature over a standard normal, not by the closed form
-    z = np.linspace(-14, 14, 200_001)
-    weight = np.exp(-z * z / 2) / np.exp(-z * z / 2).sum()
-    value = np.exp(log_error(relative) * z)
-    mean = (weight * value).sum()
-    assert (weight * (value - mean) ** 2).sum() ** 0.5 / mean == pytest.approx(relative, rel=1e-3)
-
-
-def test_exposed_communication_errs_by_the_link(profile: Profile) -> None:
-    recipe = Recipe(network=Perceptron((784, 500, 10)), strategy="dp", ranks=2, micro_batch=64)
-    program, cluster = program_of(case_of(recipe), profile)
-    trace = execute(program, cluster)
-    worse = cluster.replace(node_link=cluster.node_link.replace(errors=FitError(median=1.0, p90=1.0)))
-    better = cluster.replace(node_link=cluster.node_link.replace(errors=FitError(median=0.0, p90=0.0)))
-    assert step_error(trace, program, worse) > step_error(trace, program, better) > 0
-
-
 # ---- the check ----------------------------------------------------------------------------------------------------
 
 
@@ -284,6 +230,15 @@ def test_predictions_at_the_level_meet_a_machine_that_is_only_slower(outcome: Ou
     now = outcome.level()
     assert now.compute == pytest.approx(2.0, rel=1e-3)
     assert outcome.levels["dp · mlp 784-500-10"].communication == pytest.approx(3.0, rel=1e-3)
+
+
+def test_intervals_are_those_of_any_prediction(outcome: Outcome, profile: Profile) -> None:
+    listed = cases(("one", "dp", "tp"), 2, profile, quick=True)
+    for case, replayed, trained in zip(listed, outcome.of("replay"), outcome.of("training"), strict=True):
+        result = simpar.simulate(simpar.Job.model_validate(run_job(case, profile)), allow_oom=True)
+        assert result.step_time_s == replayed.predicted_s
+        assert (trained.low_s, trained.high_s) == result.step_time_interval(0.9)
+        assert (replayed.low_s, replayed.high_s) == result.uncertainty.interval(0.9)
 
 
 def test_coverage_counts_rows_inside(profile: Profile) -> None:

@@ -1,6 +1,7 @@
 """How items are timed, on devices whose clocks the test moves; and how rounds are kept."""
 
 import json
+import math
 import os
 import re
 import threading
@@ -9,18 +10,19 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from calibrate.errors import MeasurementError
 from calibrate.fit import fit_profile
-from calibrate.measure.fitted import misfits
+from calibrate.measure.fitted import doubts, misfits
 from calibrate.measure.interference import Rates, measure_rates
 from calibrate.measure.journal import Journal, rounds_done
 from calibrate.measure.kernels import KernelBench, Pool
 from calibrate.measure.launch import measure_launch_s
 from calibrate.measure.plan import CollectiveItem, InterferenceItem, Item, KernelItem, LaunchItem, UpdateItem
 from calibrate.measure.timer import CpuTimer, CudaTimer, check_cores, check_devices, cores_of
-from calibrate.rounds import outliers, settle
+from calibrate.rounds import DOUBTFUL, doubt, doubtful, outliers, settle, spread
 from calibrate.samples import InterferenceSample, KernelSample, Measurements, UpdateSample
 from calibrate.tables import read_any, read_measurements
 from simpar.hardware.device import device
@@ -334,21 +336,73 @@ def test_every_kind_of_item_comes_back_as_it_was_measured(tmp_path):
 
 
 def test_the_median_of_the_rounds_counts_and_their_spread_is_kept(tmp_path):
-    found = settle(written(tmp_path / "raw.jsonl", (2.0, 2.2, 1.8)))
+    found = settle(written(tmp_path / "raw.jsonl", (1.8, 2.0, 2.2, 2.2, 2.0, 1.8)))  # as fast in either half
     assert [s.time_s for s in found.kernels] == [2.0, 4.0, 6.0]
     assert [s.time_s for s in found.collectives] == [8.0, 10.0]
-    assert found.launch_s == pytest.approx((12.0, 13.2, 10.8))
-    assert found.kernel_spread == found.collective_spread == pytest.approx(0.1, rel=0.01)
+    assert found.launch_s == pytest.approx((10.8, 12.0, 13.2, 13.2, 12.0, 10.8))
+    logs = np.log([0.9, 1.0, 1.1, 1.1, 1.0, 0.9])
+    student = 2.015 / 1.645  # of five degrees of freedom, from a printed table
+    assert found.kernel_spread == found.collective_spread == pytest.approx(student * logs.std(ddof=1), rel=1e-3)
     assert read_any(tmp_path / "raw.jsonl") == found  # as ``calibrate fit`` reads it
 
 
-def test_two_rounds_tell_no_spread_and_items_that_differ_do_not_add_one(tmp_path):
+def test_two_rounds_tell_no_spread_and_items_of_a_class_that_differ_do_not_add_one(tmp_path):
     assert settle(written(tmp_path / "raw", (1.0, 1.2))).kernel_spread == 0.0
-    with Journal(tmp_path / "mixed", FACTS) as journal:
-        for first, second, third in ((1.0, 1.5, 2.0), (2.0, 1.5, 1.0), (1.5, 1.5, 1.5)):
-            for item, time_s in zip(ITEMS[:3], (first, second, third), strict=True):
-                journal.add(item, time_s)
-    assert settle(read_measurements(tmp_path / "mixed")).kernel_spread == pytest.approx(0.0, abs=1e-12)
+    against = [[1.0, 1.5, 2.0, 1.5], [2.0, 1.5, 1.0, 1.5], [1.5, 1.5, 1.5, 1.5]]
+    assert spread([against]) == pytest.approx(0.0, abs=1e-12)
+    assert spread([[one] for one in against]) > 0.1  # classes of their own see the machine at moments of their own
+
+
+def test_the_spread_is_that_of_a_machine_whose_speed_is_drawn_anew():
+    rng = np.random.default_rng(11)
+    classes = [
+        [[size * math.exp(level) for level in levels] for size in (1.0, 20.0, 3.0)]
+        for levels in 0.15 * rng.standard_normal((6, 400))
+    ]
+    assert spread(classes) == pytest.approx(0.15, rel=0.03)
+
+
+def test_a_machine_that_slows_down_over_the_run_is_spread_more_than_one_that_goes_to_and_fro():
+    to_and_fro, slower = [1.0, 1.5] * 4, [1.0] * 4 + [1.5] * 4
+    assert np.std(to_and_fro) == np.std(slower)
+    calm, drifting = spread([[to_and_fro]]), spread([[slower]])
+    student = 1.895 / 1.645  # of seven degrees of freedom
+    assert calm == pytest.approx(student * np.log(to_and_fro).std(ddof=1), rel=1e-3)
+    assert drifting**2 == pytest.approx(calm**2 + student**2 * math.log(1.5) ** 2 / 2, rel=1e-3)
+
+
+@pytest.mark.parametrize("rounds", [3, 4, 8, 20])
+def test_a_later_moment_lies_in_the_interval_as_often_as_it_says(rounds):
+    rng = np.random.default_rng(rounds)
+    drawn = np.exp(0.2 * rng.standard_normal((3000, rounds + 1)))
+    inside = [abs(math.log(one[-1] / np.median(one[:-1]))) < 1.645 * spread([[one[:-1].tolist()]]) for one in drawn]
+    assert 0.88 < np.mean(inside) < 0.96
+
+
+def test_medians_are_doubted_by_how_far_medians_of_other_rounds_lie_off():
+    rng = np.random.default_rng(2)
+    drawn = np.exp(0.3 * rng.standard_normal((4000, 15)))
+    real = np.log(np.median(drawn, axis=1)).std()  # of medians of fifteen
+    assert doubt(drawn.tolist()) == pytest.approx(real, rel=0.1)
+    assert doubt([[1.0, 1.0]]) == math.inf
+    outlier = [1.0, 1.01, 0.99, 1.0, 1.0, 60.0]
+    assert doubt([outlier, outlier]) < 0.01 < DOUBTFUL
+
+
+def test_classes_whose_rounds_do_not_agree_are_named(tmp_path):
+    with Journal(tmp_path / "raw", FACTS) as journal:
+        for factor in (1.0, 2.0, 4.0, 8.0):
+            journal.add(ITEMS[0], 1.0)
+            journal.add(ITEMS[2], factor)
+            journal.add(ITEMS[3], factor)
+    raw = read_measurements(tmp_path / "raw")
+    found = doubtful(raw)
+    assert found.keys() == {"norm kernels", "all_reduce"}
+    (note,) = doubts(raw)
+    assert note.startswith("the machine was not quiet enough to measure well, and some times are known badly: norm ker")
+    assert f"norm kernels to ±{found['norm kernels']:.0%}, all_reduce to ±" in note
+    assert doubts(written(tmp_path / "calm", (1.0, 1.01, 1.0))) == []
+    assert "by too few rounds to say how well" in doubts(written(tmp_path / "short", (1.0, 1.01)))[0]
 
 
 def test_a_journal_keeps_what_its_device_has_instead_of_the_catalog_s(tmp_path):

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import time
 from contextlib import redirect_stderr
 from dataclasses import replace
 from io import StringIO
@@ -17,10 +18,12 @@ from calibrate.detect import Machine
 from calibrate.errors import MeasurementError
 from calibrate.measure import command, runner, session
 from calibrate.measure.checks import check_ranks
-from calibrate.measure.plan import Limits, MeasurementPlan, UpdateItem, make_plan
+from calibrate.measure.plan import KernelItem, LaunchItem, Limits, MeasurementPlan, UpdateItem, make_plan
 from calibrate.measure.runner import Options, run
+from calibrate.rounds import DOUBTFUL, doubt
 from calibrate.tables import read_measurements
 from simpar.hardware.profile import load_profile
+from simpar.model.work import Gemm, MemoryBound
 
 torch = pytest.importorskip("torch")
 
@@ -135,6 +138,28 @@ def in_this_process(monkeypatch):
             sys.setswitchinterval(interval)
 
     monkeypatch.setattr(runner, "measure_here", measure)
+
+
+@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.parametrize(("again_s", "most"), [(60.0, 5), (-60.0, 0)])
+def test_a_class_is_measured_again_until_its_rounds_agree_while_there_is_time(monkeypatch, again_s, most):
+    calm, wild = KernelItem(Gemm(8, 8, 8, "fp32")), KernelItem(MemoryBound(4096))
+    values = iter([1.0, 2.0, 4.0, *[2.0] * 20])
+    told: list[session.Measured] = []
+
+    def timed(item, *rest):
+        return next(values) if item == wild else 1.0
+
+    monkeypatch.setattr(session, "_measure", timed)
+    plan = MeasurementPlan(items=(calm, wild, LaunchItem()), rounds=3, again_s=again_s)
+    assignment = session.Assignment(plan=plan, done={}, cuda=False, until=time.time())
+    runner.measure_here(assignment, 1, told.append)
+    times = [event.value for event in told if event.item == wild]
+    assert [event.item for event in told[:3]] == [calm, wild, LaunchItem()]
+    assert sum(event.item == calm for event in told) == 3
+    assert 3 <= len(times) <= 3 + most
+    assert (doubt([times]) <= DOUBTFUL) == (again_s > 0)
+    assert again_s < 0 or doubt([times[:-1]]) > DOUBTFUL  # not once more than it takes
 
 
 @pytest.mark.usefixtures("in_this_process")

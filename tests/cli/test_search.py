@@ -59,6 +59,13 @@ def test_a_search_by_flags_streams_to_a_file_and_goes_on(said: Any) -> None:
         (("search", "-m", "gpt2", "-c", "h100-sxm:2"), "give --global-batch"),
         (("search", "job.yaml", "--choose", "tpp=1"), "'tpp' is not a field of a plan; did you mean 'tp'"),
         (("search", "job.yaml", "--choose", "tp"), "--choose 'tp': is not a field and its values"),
+        (("search", "job.yaml", "--choose", "tp=two"), "tp: 'two' should be a whole number"),
+        (
+            ("search", "job.yaml", "--set", "plan.tp=2"),
+            "--set 'plan.tp=2': tp is searched; restrict it by --choose tp=2",
+        ),
+        (("search", "job.yaml", "--set", "plan={zero: 1}"), "zero is searched; restrict it by --choose zero=1"),
+        (("search", "job.yaml", "--set", "plan.dp=2"), "dp is searched; restrict it by --choose dp=2"),
         (("search", "job.yaml", "--resume"), "--resume: goes on with the file of --output"),
         (("search", "job.yaml", "--global-batch", "0"), "global_batch: 0 should be greater than or equal to 1"),
         (("search", "job.yaml", "--seq-len", "0"), "seq_len: 0 should be greater than or equal to 1"),

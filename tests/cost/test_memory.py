@@ -2,7 +2,7 @@
 
 import pytest
 
-from simpar.cost.memory import has_master, optimizer_traffic, state_bytes, weight_bytes
+from simpar.cost.memory import has_master, host_state_bytes, optimizer_traffic, state_bytes, weight_bytes
 from simpar.units import GB
 
 MIXED = {"precision": "fp16", "grad_dtype": "fp16", "optimizer": "adam", "optimizer_dtype": "fp32"}
@@ -88,3 +88,18 @@ def test_a_master_copy_works_on_gradients_of_its_own_dtype():
     # Megatron-LM with fp16: copy 2 + 4, unscale 8, norm 4, clip 8, Adam 4 + 24, copy back 4 + 2
     assert sum(traffic.values()) == 6 + 8 + 4 + 8 + 28 + 6
     assert sum(optimizer_traffic(1, grad_dtype="fp32", **sizes).values()) == 8 + 4 + 8 + 28 + 6
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("optimizer", ["adam", "momentum", "sgd"])
+def test_what_leaves_the_device_is_on_the_host(zero, optimizer):
+    fields = {**MIXED, "optimizer": optimizer, "zero": zero, "shard": 8 if zero else 1}
+    device = state_bytes(8000, **fields)
+    spared = sum(device.values()) - sum(state_bytes(8000, **fields, offloaded=True).values())
+    share = 8000 // fields["shard"]
+    host = host_state_bytes(
+        share, **{name: MIXED[name] for name in ("grad_dtype", "optimizer_dtype")}, optimizer=optimizer
+    )
+    # gradients that the device keeps for the reduction, and weights in compute precision, are in both places
+    both = (2 if zero < 2 else 0) + (2 if zero == 3 else 0)
+    assert host - spared == both * share

@@ -110,6 +110,21 @@ def test_replicas_of_several_kinds_wait_for_the_slowest():
     assert busy[0] < busy[8]
 
 
+def test_kinds_without_the_kernel_of_the_others_run_their_own():
+    steps = []
+    for order in (("a100-sxm-80gb", "v100-sxm-32gb"), ("v100-sxm-32gb", "a100-sxm-80gb")):
+        cluster = {
+            "nodes": [{"device": name, "count": 1} for name in order],
+            "node_link": "nvlink2",
+            "fabric": "efa-p4de",
+        }
+        plan = {"precision": "fp16", "seq_len": 512, "global_batch": 16}
+        result = simulate({"model": "gpt2", "cluster": cluster, "plan": plan})
+        assert result.step_time_interval()[0] < result.step_time_s
+        steps.append(result.step_time_s)
+    assert steps[0] == pytest.approx(steps[1], rel=1e-3)
+
+
 def test_a_collective_of_several_kinds_has_the_slowest_links():
     cluster = Cluster(nodes=[{"device": "h100-sxm", "count": 1}, {"device": "a100-sxm", "count": 1, "nic_gbps": 100}])
     both, first = cluster.seen_by([0, 1]), cluster.seen_by([0])

@@ -9,7 +9,7 @@ import pytest
 from simpar.result import Result
 from simpar.simulation import simulate
 from simpar.trace.trace import KINDS, Trace
-from simpar.trace.utilisation import communicator, link_share
+from simpar.trace.utilisation import link_line, link_share
 
 MODEL = {"base": "llama3-8b", "name": "llama3-8b", "layers": 4}
 
@@ -28,7 +28,7 @@ def needed_s(trace: Trace) -> dict[tuple[int, str], float]:
         for index, lane in enumerate(trace.lanes):
             rows = table.lane == index
             if lane.stream != "compute":
-                found[lane.rank, communicator(lane.stream)] += float(
+                found[lane.rank, link_line(lane.stream)] += float(
                     (table.nbytes[rows] * use[index, table.kind[rows]]).sum()
                 )
     return dict(found)
@@ -72,8 +72,17 @@ def test_a_slow_link_is_used_more() -> None:
     assert needed_s(half)[0, "dp"] == pytest.approx(2 * needed_s(whole)[0, "dp"], rel=1e-9)
 
 
-def test_shares_of_bins_add_up_and_stay_below_one() -> None:
-    trace = run("h100-sxm:2x8", tp=2, pp=2, zero=1, global_batch=32, sequence_parallel=True).trace
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"tp": 2, "pp": 2, "zero": 1, "global_batch": 32, "sequence_parallel": True},
+        {"zero": 3, "dp_shard": 4, "global_batch": 32},  # shards within nodes, replicas across them
+        {"zero": 2, "offload": "both", "global_batch": 32},
+    ],
+    ids=str,
+)
+def test_shares_of_bins_add_up_and_stay_below_one(plan) -> None:
+    trace = run("h100-sxm:2x8", **plan).trace
     use = trace.link_s_per_byte()
     assert use is not None
     edges = np.linspace(0, trace.step_ns, 400).astype(np.int64)

@@ -37,6 +37,21 @@ def test_noise_is_compute_that_took_longer_and_nothing_else(plan: dict[str, Any]
         assert rank.interference_s == pytest.approx(0.0, abs=1e-12)
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("per", ["kernel", "microbatch"])
+@pytest.mark.parametrize("plan", [{}, {"recompute": "full", "grad_accum": 3}, {"pp": 2, "grad_accum": 4}], ids=str)
+def test_parts_of_a_disturbed_step_add_up_to_the_nanosecond(plan: dict[str, Any], per: str, seed: int):
+    what = job(small_transformer(), Cluster.parse("h100-sxm:2"), seq_len=256, **plan)
+    faults = {"slow_gpus": {0: 1e-3}, "jitter": {"spread": 0.3, "per": per}, "seed": seed}
+    result = simulate({**what, "faults": faults})
+    assert result.trace.details is not None
+    for made in result.trace.details.templates:
+        assert made.gpu_ns == sum(made.busy_ns.values()) + made.exposed_ns
+    for rank in result.ranks:  # what is left over is no rounding below nothing
+        assert rank.bubble_s >= 0
+        assert rank.interference_s >= -1e-12
+
+
 def test_a_pass_of_a_microbatch_has_one_factor():
     what = job(MODEL, ONE, grad_accum=3, **QUIET)
     plain, disturbed = (lane_spans(simulate(w).trace, 0) for w in (what, noisy(what, spread=0.3)))

@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from itertools import combinations
+from time import process_time
 
 import networkx as nx
 import pytest
@@ -168,6 +169,29 @@ def test_a_detour_doubles_traffic_and_spreads_it():
 
     assert sum(on_bundles(spread)) == pytest.approx(2 * sum(on_bundles(direct)))
     assert max(on_bundles(spread)) < max(on_bundles(direct))
+
+
+@pytest.mark.parametrize("ranks", [range(12), range(0, 12, 2), range(1, 9), (0, 1, 7), (3, 2, 9, 8, 11), (0, 11)])
+@pytest.mark.parametrize("every_pair", [False, True])
+def test_detours_of_a_group_are_those_of_its_messages(ranks, every_pair):
+    direct, spread = dragonfly(12), dragonfly(12, "valiant")
+    expected = Counter()
+    for link, nbytes in direct.loads(ranks, 0.0, 8.0, every_pair=every_pair).items():
+        if pair := re.fullmatch(r"group(\d+)\.(\d+)>", link.name):
+            a, b = (2 * int(group) for group in pair.groups())  # a rank of each
+            for way, share in spread.spread(a, b):
+                expected[way.name] += nbytes * share * way.name.startswith("group")
+    found = spread.loads(ranks, 0.0, 8.0, every_pair=every_pair)
+    found = {link.name: nbytes for link, nbytes in found.items() if link.name.startswith("group")}
+    assert found == pytest.approx(+expected)
+
+
+def test_detours_of_an_all_to_all_over_many_groups_are_counted_bundle_by_bundle():
+    net = dragonfly(600, "valiant")
+    start = process_time()
+    loads = net.loads(range(600), 0.0, 8.0, every_pair=True)
+    assert sum(link.name.startswith("group") for link in loads) == 300 * 299
+    assert process_time() - start < 10.0  # 27 million ways of single messages would take longer
 
 
 def test_bundles_divide_what_leaves_a_group():

@@ -6,7 +6,9 @@ import pytest
 from synthetic import even_model, ideal_cluster, small_transformer
 
 from simpar import Cluster, ClusterError, Plan, PlanError, mlp
+from simpar.cost.kernel import kernel_s, runnable
 from simpar.framework.framework import framework
+from simpar.model.work import Attention
 from simpar.plan.layout import lay_out
 
 CLUSTER = Cluster.parse("h100-sxm:4x8")
@@ -184,3 +186,38 @@ def test_nvls_needs_a_switch_that_reduces():
     ring = {"topology": "ring", "gpus": 8, "bandwidth_gbps": 400}
     with pytest.raises(PlanError, match="which a graph of one's own has not"):
         lay_out(Plan(collective_algorithm="nvls"), mlp("8-8"), Cluster(device="h100-sxm", gpus_per_node=8, graph=ring))
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [
+        (("a100-sxm-80gb", "v100-sxm-32gb"), "flash2"),
+        (("h100-sxm", "a100-sxm-80gb"), "flash3"),
+        (("h100-sxm", "v100-sxm-32gb"), "flash3"),
+        (("v100-sxm-16gb", "v100-sxm-32gb"), "flash1"),
+    ],
+)
+def test_kinds_of_devices_run_the_newest_kernel_that_each_has_in_any_order(names, chosen):
+    plan = Plan(precision="fp16")
+    for order in (names, names[::-1]):
+        cluster = Cluster.model_validate({"nodes": [{"device": name, "count": 1} for name in order]})
+        assert lay_out(plan, MODEL, cluster).attention == chosen
+        of_framework = plan.replace(framework="torchtitan")
+        known = {kernel for kind in cluster.devices for kernel in kind.attention_kernel_speed}
+        assert lay_out(of_framework, MODEL, cluster).attention == ("flash2" if "flash2" in known else "flash1")
+        for kind in cluster.devices:
+            kernel = runnable(Attention(1, 512, 512, 8, 8, 64, kernel=chosen, dtype="fp16"), kind)
+            assert kernel.kernel == (chosen if chosen in kind.attention_kernel_speed else kind.fastest_attention)
+            assert kernel_s(kernel, kind) > 0
+
+
+def test_a_kernel_that_no_kind_has_is_refused_and_one_that_some_have_is_not():
+    for order in (("a100-sxm-80gb", "v100-sxm-32gb"), ("v100-sxm-32gb", "a100-sxm-80gb")):
+        cluster = Cluster.model_validate({"nodes": [{"device": name, "count": 1} for name in order]})
+        has = {"a100-sxm-80gb": "flash1, flash2", "v100-sxm-32gb": "flash1"}
+        said = ", nor on ".join(f"{name}, which has {has[name]}" for name in order)
+        with pytest.raises(PlanError) as caught:
+            lay_out(Plan(attention="flash3", precision="fp16"), MODEL, cluster)
+        assert str(caught.value) == f"attention 'flash3' does not run on {said}; set attention=auto"
+        for kernel in ("flash1", "flash2", "unfused"):
+            assert lay_out(Plan(attention=kernel, precision="fp16"), MODEL, cluster).attention == kernel

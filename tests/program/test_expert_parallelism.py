@@ -10,8 +10,6 @@ from synthetic import even_model, small_transformer
 from simpar import Cluster, Overlap, Plan, PlanError, Transformer, simulate
 from simpar.engine.simulate import execute
 from simpar.faults.description import Faults
-from simpar.framework.framework import framework
-from simpar.model.presets import preset
 from simpar.model.work import GroupedGemm
 from simpar.plan.layout import Layout, lay_out
 from simpar.program.groups import Groups
@@ -29,8 +27,7 @@ def model(moe: dict[str, Any] | None = None, **changes: Any) -> Transformer:
 
 
 def layout_of(described: Transformer, cluster: Cluster = CLUSTER, **plan: Any) -> Layout:
-    even = {"expert_skew": 0.0} if described.moe else {}
-    return lay_out(Plan(**{"seq_len": SEQ, **even, **plan}), described, cluster)
+    return lay_out(Plan(**{"seq_len": SEQ, **plan}), described, cluster)
 
 
 def program(described: Transformer, cluster: Cluster = CLUSTER, *, fold: bool = True, **plan: Any) -> Program:
@@ -189,7 +186,7 @@ def names(block: Block) -> set[str]:
 
 
 def job(moe: dict[str, Any], **plan: Any) -> dict[str, Any]:
-    return {"model": model(moe), "cluster": CLUSTER, "plan": Plan(**{"seq_len": SEQ, "expert_skew": 0.0, **plan})}
+    return {"model": model(moe), "cluster": CLUSTER, "plan": Plan(**{"seq_len": SEQ, **plan})}
 
 
 # ---- ranks ----------------------------------------------------------------------------------------------------------
@@ -388,14 +385,6 @@ def test_a_traced_module_has_no_experts():
     assert str(error.value) == "ep 2 needs a transformer description, but even is a traced module; drop it"
 
 
-def test_left_open_tokens_choose_as_unevenly_as_the_framework_says():
-    usual = framework("megatron-core").expert_skew
-    assert usual > 0
-    left, named = (grouped(program(model(), ep=4, expert_skew=skew), "expert up") for skew in (None, usual))
-    assert left == named
-    assert left != grouped(program(model(), ep=4), "expert up")
-
-
 # ---- whole jobs -----------------------------------------------------------------------------------------------------
 
 
@@ -406,12 +395,13 @@ def test_deepseek_v3_on_2048_gpus():
     assert 0.15 < found.mfu < 0.35
 
 
-def test_a_bias_that_balances_the_router_leaves_loads_even():
-    assert usual_layout("deepseek-v3").expert_skew == 0.0
-    assert usual_layout("qwen3-235b-a22b").expert_skew == framework("megatron-core").expert_skew
-    assert usual_layout("llama3-8b").expert_skew == 0.0
-
-
-def usual_layout(name: str) -> Layout:
-    described = preset(name)
-    return lay_out(Plan(seq_len=SEQ), described, CLUSTER)
+def test_the_report_says_what_the_fullest_rank_gets():
+    even, usual, capped = (
+        simulate(job(MOE, ep=8, **plan))
+        for plan in ({}, {"expert_skew": 0.18}, {"expert_skew": 1.0, "expert_capacity": 1.0})
+    )
+    assert even.expert_load == pytest.approx(1.0)
+    shares = [rank**-0.18 for rank in range(1, 9)]
+    assert usual.expert_load == pytest.approx(8 * shares[0] / sum(shares))
+    assert usual.to_dict()["expert_load"] == usual.expert_load
+    assert capped.expert_load == pytest.approx(1.0)

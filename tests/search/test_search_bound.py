@@ -22,6 +22,7 @@ from simpar.search.space import AXES
 
 CLUSTERS = {
     **{text: text for text in ("h100-sxm:8", "a100-sxm:2x4", "l40s:2x2", "h100-sxm:4x4")},
+    **{text: text for text in ("l40s:4x4", "h100-pcie:4x4")},
     "leaves": {"base": "h100-sxm:4x4", "fabric": {"pod_nodes": 2, "oversubscription": 4}},
     "two kinds": {"nodes": [{"device": "h100-sxm", "count": 1}, {"device": "h200-sxm", "count": 1}]},
     "torus": "tpu-v5e:4x4",
@@ -54,6 +55,7 @@ MODELS = {
 def bounds_of(name: str, model: str) -> tuple[Cluster, Bounds]:
     cluster = Cluster.model_validate(read_cluster(CLUSTERS[name]))
     varied = (*AXES, *EXTRA, "seq_len", "launch_s", "frozen_layers", "stage_sync", "grad_accum", "rank_order")
+    varied = (*varied, "collective_algorithm")
     return cluster, Bounds(MODELS[model], cluster, varied)
 
 
@@ -79,6 +81,7 @@ def some_plan(draw):
         "rank_order": draw(st.sampled_from(["tp-dp-pp", "tp-dp-pp", "tp-pp-dp"])),
         "frozen_layers": draw(st.sampled_from([None, None, 1])),
         "stage_sync": draw(st.sampled_from(["message_passing", "condition_variable"])),
+        "collective_algorithm": draw(st.sampled_from(["auto", "auto", "ring", "tree"])),
     }
 
 
@@ -132,6 +135,55 @@ def test_the_bound_is_close_and_its_memory_exact(model, fields):
     bound, result = bound_and_result(model, fields)
     assert 0.93 < bound.step_s / result.step_time_s <= 1
     assert bound.memory_bytes == result.peak_memory_bytes
+
+
+@pytest.mark.parametrize("name", ["l40s:4x4", "h100-pcie:4x4"])
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize(("tp", "cp"), [(4, 2), (4, 1), (2, 2), (1, 4)])
+def test_no_bound_is_above_the_simulation_where_passes_wait_for_their_own_collectives(name, zero, tp, cp):
+    # the gathers and reductions of ZeRO, long on such links, set back no kernel while none runs
+    one = Job(
+        model="llama3.2-1b",
+        cluster=Cluster.parse(name),
+        plan=Plan(tp=tp, cp=cp, sequence_parallel=tp > 1, zero=zero, global_batch=16, seq_len=2048),
+    )
+    bound = Bounds(one.model, one.cluster, tuple(AXES)).of(one.plan)
+    assert bound.step_s <= simulate(one, allow_oom=True).step_time_s
+
+
+def test_collectives_cost_what_the_algorithm_of_each_plan_does():
+    model, cluster = small_transformer(), Cluster.parse("h100-sxm:4x8")
+    bounds = Bounds(model, cluster, (*AXES, "collective_algorithm"))
+    found = set()
+    for algorithm in ("auto", "ring", "halving_doubling", "auto"):
+        plan = Plan(collective_algorithm=algorithm, tp=4, zero=2, global_batch=64, seq_len=128, launch_s=0)
+        alone = Bounds(model, cluster, tuple(AXES)).of(plan)  # whatever was asked before
+        assert bounds.of(plan) == alone
+        assert alone.step_s <= simulate(Job(model=model, cluster=cluster, plan=plan)).step_time_s
+        found.add(alone.step_s)
+    assert len(found) > 1
+
+
+def test_optimizer_states_on_parameter_servers_are_not_on_the_workers():
+    cluster = Cluster.parse("h100-sxm:8")
+    fields = {"recompute": "full", "global_batch": 8, "seq_len": 1024}
+    one = Job(model="llama3-8b", cluster=cluster, plan=Plan(sync={"on": "hosts"}, **fields))
+    beside = one.plan.replace(sync="all_reduce")
+    bounds = Bounds(one.model, cluster, (*AXES, "sync"))
+    result = simulate(one)
+    assert result.fits
+    assert bounds.of(one.plan).memory_bytes <= result.peak_memory_bytes
+    assert bounds.of(beside).memory_bytes > bounds.capacity_bytes
+
+
+def test_unpruned_bounds_rule_out_nothing():
+    cluster, plan = Cluster.parse("l40s:2"), Plan(global_batch=2, seq_len=128)
+    model = Job(model="llama3-8b", cluster=cluster, plan=plan).model
+    assert Bounds(model, cluster, tuple(AXES)).of(plan).step_s == 0
+    unpruned = Bounds(model, cluster, tuple(AXES), prunes=False)
+    bound = unpruned.of(plan)
+    assert bound.step_s > 0
+    assert cluster.device.memory_bytes < bound.memory_bytes < unpruned.capacity_bytes
 
 
 def test_the_memory_of_sharded_experts_is_exact():

@@ -2,6 +2,7 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,10 @@ from synthetic import small_transformer
 
 import simpar
 from simpar.errors import JobError, PlanError
+from simpar.job import read_model
+from simpar.schedule import build, to_csv
 from simpar.search.found import Found, group, pareto
+from simpar.search.journal import Journal
 from simpar.search.run import search
 
 FIELDS = {"global_batch": 16, "seq_len": 512, "workers": 1}
@@ -139,6 +143,23 @@ def test_an_interrupted_search_goes_on(tmp_path: Path, everything):
     assert all(json.loads(line) for line in lines)
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_file_that_was_cut_off_before_any_answer_is_begun_anew(tmp_path: Path, resume: bool):
+    path, question = tmp_path / "search.jsonl", {"search": {"model": "gpt2", "plan": [1, 2]}, "simpar": "1"}
+    with Journal(path, question, resume=False):
+        whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with Journal(path, question, resume=resume) as journal:
+            assert journal.records == []
+        assert path.read_bytes() == whole
+    for other in (b"precious", b'{"questions', b'{"question": {}}\n', b"\n"):
+        path.write_bytes(other)
+        with pytest.raises(JobError), Journal(path, question, resume=resume):
+            pass
+        assert path.read_bytes() == other
+
+
 def test_a_file_of_another_search_is_refused(tmp_path: Path):
     output = tmp_path / "search.jsonl"
     small(output=output, choices={**CHOICES, "zero": [0], "tp": [4]})
@@ -162,6 +183,89 @@ def test_what_cannot_be_searched_is_said():
         search("gpt2", "h100-sxm:4", global_batch=7, workers=1, choices={"tp": [1], "cp": [1], "pp": [1]})
     with pytest.raises(JobError, match="workers=0 cannot work"):
         small(workers=0)
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"tp": ["two"]}, "tp: 'two' should be a whole number"),
+        ({"tp": [1, True]}, "tp: true should be a whole number"),
+        ({"recompute": ["none", "ful"]}, "recompute: 'ful' should be 'none', 'selective' or 'full'"),
+        ({"cp_method": ["ringg"]}, "cp_method: 'ringg' should be 'ring'"),
+        ({"schedule": ["zb-h1", "foo"]}, "schedule: schedule 'foo' is not known"),
+        ({"schedule": ["zb-h1", "no.csv"]}, "schedule file 'no.csv' cannot be read"),
+        ({"recompute": "none"}, r"recompute: 'none' is no list of values to choose from; write \['none'\]"),
+        ({"tp": 2}, r"tp: 2 is no list of values to choose from; write \[2\]"),
+        ({"framework": ["torchtitan"]}, "framework is no choice of a search: plans share the framework; sweep it"),
+        ({"overlap": [{"p2p": True}]}, "overlap is no choice of a search: plans share it; sweep its fields"),
+        ({"sync": ["parameter_server"]}, "sync is no choice of a search: plans share it"),
+        ({"global_batch": [8, 16]}, "global_batch is no choice of a search: plans share the batch; sweep it"),
+        ({"seq_len": [512]}, "seq_len is no choice of a search"),
+    ],
+)
+def test_a_choice_that_is_none_is_said(choices, message):
+    with pytest.raises(PlanError, match=message) as caught:
+        small(choices={**CHOICES, **choices})
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("top", [0, -1])
+def test_no_plan_is_not_searched_for(top: int):
+    with pytest.raises(PlanError, match=f"top={top} finds nothing; give 1 or more"):
+        small(top=top)
+
+
+def test_equal_values_count_once_and_lists_are_values(tmp_path: Path):
+    few = {"tp": [1], "cp": [1], "pp": [2], "micro_batch": [1], "schedule": ["1f1b"], "recompute": ["none"]}
+    few |= {"zero": [0, 0], "layer_split": [[6, 6], (5, 7), [6, 6]]}
+    output = tmp_path / "search.jsonl"
+    found = small(choices=few, output=output)
+    assert found.counts.enumerated == 2
+    assert {f.plan["layer_split"] for f in found.found} == {(6, 6), (5, 7)}
+    again = small(choices=few, output=output, resume=True)
+    assert (again.counts.resumed, again.found) == (2, found.found)
+
+
+def test_a_search_for_more_plans_adds_the_intervals_that_an_earlier_one_left_out(tmp_path: Path):
+    output, choices = tmp_path / "search.jsonl", {**CHOICES, "cp": [1], "recompute": ["none"], "tp": [1, 2]}
+    fields = {"choices": choices, "prune": False}
+    before = small(**fields, top=1, output=output)
+    assert any(f.low_s is None for f in before.found[:6])
+    for more in ({"top": 6}, {"top": 6, "whole_front": True}):
+        again = small(**fields, **more, output=output, resume=True)
+        assert again.counts.resumed > 0
+        assert again.found == small(**fields, **more).found
+
+
+def test_a_file_of_another_module_of_the_same_name_is_refused(tmp_path: Path):
+    wide, narrow = (read_model(f"mlp:64-{width}-10") for width in (4096, 32))
+    narrow = replace(narrow, name=wide.name)
+    fields = {"global_batch": 64, "workers": 1, "top": 1, "output": tmp_path / "search.jsonl"}
+    search(wide, "h100-sxm:2", **fields)
+    assert search(wide, "h100-sxm:2", **fields, resume=True).counts.resumed > 0
+    with pytest.raises(JobError, match="was made with another search"):
+        search(narrow, "h100-sxm:2", **fields, resume=True)
+
+
+def test_a_file_of_another_schedule_of_the_same_name_is_refused(tmp_path: Path):
+    path = tmp_path / "mine.csv"
+    few = {"tp": [1], "cp": [1], "pp": [2], "micro_batch": [4], "schedule": [str(path)], "recompute": ["none"]}
+    fields = {"choices": few, "output": tmp_path / "search.jsonl"}
+    path.write_text(to_csv(build("gpipe", pp=2, microbatches=2)))
+    assert small(**fields).found
+    path.write_text(to_csv(build("1f1b", pp=2, microbatches=2)))
+    with pytest.raises(JobError, match="was made with another search"):
+        small(**fields, resume=True)
+
+
+def test_nodes_that_serve_take_no_part_in_degrees():
+    plan = {"sync": {"on": "nodes"}}
+    found = search(
+        "gpt2", "h100-sxm:3x4", plan=plan, choices={"recompute": ["none"], "cp": [1]}, **{**FIELDS, "top": 1}
+    )
+    tp, pp = (found.best.plan[name] for name in ("tp", "pp"))
+    assert 8 % (tp * pp) == 0  # of 12, one node of 4 serves
+    assert found.best.step_time_s == simpar.simulate(found.job(found.best)).step_time_s
 
 
 def found(step_s: float, memory: int, low: float = 0.0, high: float = 0.0, gpus: int = 1) -> Found:

@@ -8,6 +8,7 @@ from synthetic import small_transformer
 
 from simpar import Cluster, Plan, PlanError, SimparError
 from simpar.job import read_model
+from simpar.model.presets import preset
 from simpar.search.bound import Bounds
 from simpar.search.families import Families
 from simpar.search.space import AXES, Space, axes_of
@@ -147,3 +148,57 @@ def test_no_plan_undercuts_its_family(model, cluster, choices, memory_gib):
         assert opened.plans == [each for each in fitting if each[1].step_s <= limit_s]
         assert opened.invalid <= found["invalid"]
         assert len(opened.plans) + opened.invalid + opened.too_large + opened.pruned == outlook.plans
+
+
+@pytest.mark.parametrize(
+    ("cluster", "choices"),
+    [
+        ("h100-sxm:2x4", {}),
+        ("h100-sxm:4", {"recompute": ["none"], "schedule": ["dualpipe", "zb-h1"]}),
+        ("l40s:2x4", {"ep": [2, 4], "etp": [1, 2]}),
+        ("h100-sxm:2x4", {"layer_split": ["uniform", "balanced", (3, 1)], "ep": [1, 2]}),
+        ({"nodes": [{"device": "h100-sxm", "count": 1}, {"device": "h200-sxm", "count": 1}]}, {"tp": [2, 8]}),
+    ],
+)
+@pytest.mark.parametrize("memory_gib", [80, 0.3, 0.12])
+def test_no_family_undercuts_its_branch(cluster, choices, memory_gib):
+    cluster = Cluster.parse(cluster) if isinstance(cluster, str) else Cluster.model_validate(cluster)
+    if not cluster.groups:
+        device = cluster.device.replace(memory_bytes=int(memory_gib * 2**30), context_bytes=0)
+        cluster = cluster.replace(device=device)
+    base = Plan(global_batch=8, seq_len=128)
+    space = space_of(EXPERTS, cluster, base, {"micro_batch": [1, 4], **choices})
+    bounds, common = (Bounds(EXPERTS, cluster, space.axes, without_experts=without) for without in (False, True))
+    families = Families(space, bounds, base, common)
+    branches = list(space.branches())
+    assert sorted(map(str, space.families())) == sorted(str(family) for branch in branches for family in branch)
+    assert max(map(len, branches)) > 1
+    for branch in branches:
+        outlook, inside = families.branch_outlook(branch), [families.outlook(family) for family in branch]
+        assert outlook.plans == sum(each.plans for each in inside)
+        if outlook.bound is None:
+            assert not any(each.bound for each in inside)
+            assert outlook.invalid + outlook.too_large == outlook.plans
+            continue
+        assert (outlook.invalid, outlook.too_large) == (0, 0)
+        for each in inside:
+            if each.bound is not None:
+                assert outlook.bound.step_s <= each.bound.step_s
+                assert outlook.bound.memory_bytes <= each.bound.memory_bytes
+
+
+def test_where_experts_are_next_to_nothing_a_branch_is_as_slow_as_its_families():
+    # with as wide a stream as usual, so that the kernels around experts are next to nothing, too
+    model = small_transformer(hidden=4096, heads=32, layers=4, moe={"experts": 2, "top_k": 1, "ffn_hidden": 16})
+    cluster, base = Cluster.parse("h100-sxm:2x4"), Plan(global_batch=64, seq_len=8192)
+    space = space_of(model, cluster, base, {"micro_batch": [1]})
+    bounds, common = (Bounds(model, cluster, space.axes, without_experts=without) for without in (False, True))
+    families = Families(space, bounds, base, common)
+    seen = 0
+    for branch in space.branches():
+        for family in branch:
+            if family["ep"] == family["etp"] == 1:
+                whole, alone = families.outlook(family).bound, families.branch_outlook(branch).bound
+                assert 0.9 * whole.step_s < alone.step_s < whole.step_s
+                seen += 1
+    assert seen > 8

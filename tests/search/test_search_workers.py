@@ -2,8 +2,10 @@
 
 import os
 import signal
+import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -90,6 +92,31 @@ def test_a_mistake_of_the_task_itself_is_no_death():
         list(workers.run(fails, range(3)))
 
 
+@pytest.mark.parametrize("ends_by", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("tasks", ["idle", "busy"])
+@pytest.mark.parametrize("method", [None, "spawn"])
+def test_workers_end_with_their_parent_however_it_ends(method: str | None, tasks: str, ends_by: int):
+    script = f"""
+import time
+from simpar.search.workers import processes
+pool = processes(2, {method!r})
+list(pool.map(time.sleep, [0.2] * 2))
+waited = pool.map(time.sleep, [600] * 2) if {tasks!r} == "busy" else None
+print("ready", flush=True)
+time.sleep(600)
+"""
+    # workers hold the pipe that their parent writes to, so that it ends with the last of them
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"ready\n"
+        parent.send_signal(ends_by)
+        assert parent.communicate(timeout=30)[0] == b""
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(parent.pid, signal.SIGKILL)
+
+
 def two_workers(distributed):
     """A real scheduler and two worker processes on loopback."""
     return distributed.LocalCluster(
@@ -124,6 +151,17 @@ def test_a_scheduler_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("distributed", reason="dask is not installed")
     monkeypatch.setattr(DASK, "CONNECT_S", 0.5)
     with pytest.raises(JobError, match="no scheduler answers"), dask_executor("tcp://127.0.0.1:9"):
+        pass
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["foo", "", "http://x:1", "tcp://h", "tcp://h:", "tcp://h:x", "tcp://:1", "tcp://h:70000", "tcp://[::1", "a:b:1"],
+)
+def test_what_is_no_address_is_said_at_once_and_leaves_no_client_behind(address: str, monkeypatch: pytest.MonkeyPatch):
+    distributed = pytest.importorskip("distributed", reason="dask is not installed")
+    monkeypatch.setattr(distributed, "Client", lambda *_, **__: pytest.fail("asked for a connection"))
+    with pytest.raises(JobError, match="is no address of a scheduler; write it as in tcp://"), dask_executor(address):
         pass
 
 

@@ -8,6 +8,7 @@ from simpar.job import Job
 from simpar.program.ir import COMPUTE, Collective, Group, Record, Recv, Send, Sync, Wait
 from simpar.result import Result
 from simpar.sensitivity.adjoint import weigh
+from simpar.sensitivity.blocks import Blocks
 from simpar.sensitivity.parameters import ATTENTION_BACKWARD, PARAMETERS, Machine, cost_classes, slowed
 from simpar.sensitivity.prices import Prices
 from simpar.sensitivity.step import CHANGE, Dependence, sensitivities
@@ -77,13 +78,13 @@ def test_a_message_to_a_server_costs_what_one_to_its_gpu_does(nodes: int) -> Non
     plan = {"micro_batch": 8, "seq_len": 1024, "sync": {"on": "workers"}}
     dependence = Dependence(simulate({"model": "gpt2", "cluster": f"h100-sxm:{nodes}x4", "plan": plan}))
     at = dict(dependence.steps.program.guests)
-    to_servers = [each for each in dependence.weights.transfers if set(each.ranks) & set(at)]
+    to_servers = [each for each in dependence.weights.latencies if set(each.ranks) & set(at)]
     assert to_servers
     for transfer in to_servers:
         ends = tuple(at.get(rank, rank) for rank in transfer.ranks)
         assert ends[0] != ends[1]
         moved = transfer._replace(ranks=ends)
-        assert dependence.prices.transfer_ns(transfer) == dependence.prices.transfer_ns(moved)
+        assert dependence.prices.alone_ns(transfer) == dependence.prices.alone_ns(moved)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,8 @@ def weights(body: object, launch_ns: int, latency_ns: int = 0, rate: float = 1.0
     made = program(body, launch_s=launch_ns * 1e-9)  # type: ignore[arg-type]
     trace = execute(made, cluster)
     steps = match(made, trace)
-    return weigh(steps, Prices(Machine(cluster, made.launch_s), made, steps.ranks)), trace.step_ns
+    prices = Prices(Machine(cluster, made.launch_s), made, steps.ranks)
+    return weigh(steps, prices, Blocks(prices)), trace.step_ns
 
 
 def test_after_the_host_waited_for_the_device_only_later_launches_count() -> None:
@@ -162,8 +164,7 @@ def test_a_host_that_waits_for_a_collective_is_late_by_it() -> None:
         return [work(before), *reduce, Wait(COMPUTE, "d"), Sync(), work(1, "last")]
 
     found, step_ns = weights({0: member(30), 1: member(200)}, 5, latency_ns=40)
-    (transfer,) = found.transfers
-    assert found.transfers[transfer] == 1
+    assert list(found.latencies.values()) == list(found.streaming.values()) == [1]
     assert step_ns == 5 + 200 + 40 + 50 + 5 + 1
     assert found.launches == 2  # of the late member's first kernel, and of the last one
 
@@ -179,7 +180,7 @@ def test_compute_that_a_collective_slows_depends_on_when_it_began_and_ended() ->
     assert step_ns == 450
     slowed_kernel = max(found.kernels, key=lambda key: key[0].nbytes)
     assert found.kernels[slowed_kernel] == pytest.approx(1.0)
-    assert list(found.transfers.values()) == [pytest.approx(0.5)]  # a longer collective slows for longer
+    assert list(found.streaming.values()) == [pytest.approx(0.5)]  # a longer collective slows for longer
     # a later collective slows just as much, so what comes before it does not count
     assert [w for (kernel, _), w in found.kernels.items() if kernel.nbytes == 60] in ([], [pytest.approx(0.0)])
 
@@ -188,5 +189,4 @@ def test_messages_and_latencies_are_weighed_apart() -> None:
     sends = [work(100), Record(COMPUTE, "e"), Wait("pp", "e"), Send("pp", 1, 50.0, "x")]
     found, step_ns = weights({0: sends, 1: [Recv(0, "x"), work(200)]}, 0, latency_ns=10)
     assert step_ns == 360
-    assert list(found.transfers.values()) == [1.0]
-    assert list(found.latencies.values()) == [0.0]
+    assert list(found.streaming.values()) == list(found.latencies.values()) == [1.0]

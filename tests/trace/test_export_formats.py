@@ -5,7 +5,9 @@ import json
 import re
 import sys
 from collections import defaultdict
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from simpar.trace.export import CSV_HEADER, OutputError
 from simpar.trace.formats import FORMATS, check_format, write_trace
 from simpar.trace.intervals import intervals, overlap_ns
 from simpar.trace.kineto import kineto, to_kineto
-from simpar.trace.protobuf import _messages
+from simpar.trace.protobuf import messages
 from simpar.trace.table import span_table
 from simpar.trace.trace import COMMUNICATION_KINDS, KINDS
 
@@ -108,7 +110,7 @@ def test_protobuf_nests_spans_and_keeps_the_order_of_tracks(result: Result, tmp_
     pytest.importorskip("google.protobuf", reason="needs protobuf")
     trace, path = result.trace, tmp_path / "step.pb"
     write_trace(trace, path, kernels=kernels)
-    read = _messages()["Trace"].FromString(path.read_bytes())
+    read = messages()["Trace"].FromString(path.read_bytes())
     tracks = [p.track_descriptor for p in read.packet if p.HasField("track_descriptor")]
     names = {track.uuid: track.name for track in tracks}
     assert [track.name for track in tracks[1:3]] == [
@@ -182,6 +184,32 @@ def test_the_command_checks_the_ending_before_the_work(tmp_path: Path, capsys: p
     assert list(tmp_path.iterdir()) == [tmp_path / "t.kineto"]
 
 
+@pytest.mark.parametrize(
+    ("name", "missing", "message"),
+    [
+        ("folder.kineto", None, "cannot write 'folder.kineto': it is there and holds something else; choose another"),
+        ("folder.KINETO", None, "cannot write 'folder.KINETO': it is there and holds something else; choose another"),
+        ("file.kineto", None, "cannot write 'file.kineto': it is there and holds something else; choose another name"),
+        ("t.parquet", "pyarrow", "Parquet needs pyarrow, which is not installed; "),
+        ("t.pb.gz", "google.protobuf", "Perfetto's protobuf needs the package protobuf, which is not installed; "),
+    ],
+)
+def test_what_keeps_a_trace_from_being_written_is_found_before_the_work(
+    said: Any, monkeypatch: pytest.MonkeyPatch, name: str, missing: str | None, message: str
+) -> None:
+    for folder in ("folder.kineto", "folder.KINETO"):
+        Path(folder).mkdir()
+        Path(folder, "mine.txt").touch()
+    Path("file.kineto").touch()
+    if missing is not None:
+        messages.cache_clear()
+        monkeypatch.setitem(sys.modules, missing, None)
+    monkeypatch.setattr(import_module("simpar.simulation"), "simulate", lambda *_, **__: pytest.fail("in vain"))
+    code, _, err = said("simulate", "job.yaml", "--trace", name)
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith(message)
+
+
 @pytest.mark.parametrize(("module", "suffix", "extra"), [("pyarrow", ".parquet", "parquet")])
 def test_a_missing_package_is_named(
     result: Result, monkeypatch: pytest.MonkeyPatch, module: str, suffix: str, extra: str
@@ -192,8 +220,8 @@ def test_a_missing_package_is_named(
 
 
 def test_missing_protobuf_is_named(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    _messages.cache_clear()
+    messages.cache_clear()
     monkeypatch.setitem(sys.modules, "google.protobuf", None)
     with pytest.raises(JobError, match=r"pip install 'simpar\[protobuf\]'"):
         write_trace(result.trace, "step.pb")
-    _messages.cache_clear()
+    messages.cache_clear()

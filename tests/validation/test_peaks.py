@@ -5,9 +5,7 @@ import pytest
 from simpar.errors import FrameworkError
 from simpar.framework.framework import Peak, framework
 from simpar.program.footprint import Footprint
-from simpar.validation.jobs import describe
 from simpar.validation.predict import counted_peak_bytes
-from simpar.validation.runs import Run
 
 STAGES = (
     Footprint(0, 0, 70, {"weights": 30, "activations": 30, "context": 10}),
@@ -41,28 +39,3 @@ def test_only_what_is_reserved_is_fragmented():
 def test_nanotron_tells_what_rank_0_reserved():
     peak = framework("nanotron").peak
     assert (peak.counts, peak.of) == ("reserved", "first")
-
-
-@pytest.mark.parametrize(("source", "attention"), [("zero_bubble", "unfused"), ("mine", "flash2")])
-def test_a_kernel_that_a_source_s_own_peaks_contradict_is_not_taken(source, attention):
-    run = Run(
-        id="a",
-        source=source,
-        framework="megatron-lm-2021",
-        gpu="a100-sxm-80gb",
-        num_gpus=8,
-        layers=30,
-        hidden=4096,
-        heads=32,
-        gated_mlp=False,
-        vocab=50257,
-        seq_len=1024,
-        pp=8,
-        micro_batch=3,
-        grad_accum=24,
-        attention="flash2",
-        step_time_s=2.57,
-    )
-    described = describe(run)
-    assert described.job.plan.attention == attention
-    assert any("contradicts" in note for note in described.assumptions) == (attention == "unfused")

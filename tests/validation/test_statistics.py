@@ -152,3 +152,11 @@ def test_the_page_has_every_row_and_every_regime():
     assert sum(len(trace.x) for trace in dots) == 2
     assert any("flagged" in trace.name for trace in dots)
     assert sum("error by" in (a.text or "") for a in figure.layout.annotations) == len(REGIMES)
+
+
+def test_no_two_groups_look_alike_however_many_there_are():
+    rows = tuple(made(n, 1.0 + n, 1.1 + n, source=f"table {n}") for n in range(60))
+    drawn = accuracy(ValidationReport(rows)).data
+    dots = [trace for trace in drawn if trace.type == "scatter" and trace.mode == "markers"]
+    assert len(dots) == 60
+    assert len({(trace.marker.color, trace.marker.symbol) for trace in dots}) == 60

@@ -46,6 +46,11 @@ def test_fields_are_those_that_differ_and_of_a_sweep_those_that_vary() -> None:
     assert plan_fields(ROWS) == ["tp", "pp", "sequence_parallel"]
     assert plan_fields([{"plan.tp": 1, "dp": 8}, {"plan.tp": 2, "dp": 4}]) == ["plan.tp"]
     assert plan_text(ROWS[1], ["tp", "sequence_parallel"]) == "tp=4 sp"
+    assert plan_text({"tp": 1, "pp": 2, "schedule": "1f1b", "etp": 1}, ["tp", "pp", "schedule", "etp"]) == (
+        "pp=2 schedule=1f1b"
+    )
+    assert plan_text({"tp": 2, "etp": 2, "pp": 1}, ["etp", "pp"]) == "plain"
+    assert plan_text({"tp": 2, "etp": 1, "pp": 1}, ["etp", "pp"]) == "etp=1"
 
 
 def test_the_scatter_shows_what_fits_apart_and_joins_the_front() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import browsing
+from browser import CHROMIUM, browse, browsing
 
 from simpar.cli.app import main
 from simpar.errors import JobError
@@ -90,6 +90,29 @@ def test_a_browser_opens_chooses_filters_and_turns_dark(page: Path, swept: Sweep
         assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(17, 20, 24)"
 
 
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium or google-chrome on the path")
+@pytest.mark.parametrize("prefers", ["light", "dark"])
+def test_page_and_timeline_open_as_the_reader_s_system_prefers_and_turn_together(
+    page: Path, prefers: str, tmp_path: Path
+) -> None:
+    seen = browse(
+        page,
+        tmp_path,
+        """const pause = () => new Promise((done) => setTimeout(done, 5)), frame = document.getElementById("timeline");
+        const seen = [], surface = (inside) => getComputedStyle(inside.body).backgroundColor;
+        for (let turn = 0; turn < 3; turn++) {
+          while (!frame.contentDocument?.body?.classList.contains("ready")) await pause();
+          seen.push([surface(document), surface(frame.contentDocument)]);
+          frame.contentDocument.body.classList.remove("ready");  // until it is filled anew
+          document.getElementById("theme").click();
+        }
+        return seen;""",
+        prefers=prefers,
+    )
+    light, dark = ["rgb(255, 255, 255)"] * 2, ["rgb(17, 20, 24)"] * 2
+    assert seen == ([light, dark, light] if prefers == "light" else [dark, light, dark])
+
+
 def test_only_the_best_of_many_plans_have_timelines(swept: Sweep, tmp_path: Path) -> None:
     path, seen = tmp_path / "few.html", []
     rows = [row for row in swept.rows if "error" not in row]
@@ -113,6 +136,17 @@ def test_a_search_has_a_page_too(tmp_path: Path) -> None:
     facts, _ = contents(tmp_path / "search.html")
     assert facts["notes"][0] == str(found.counts)
     assert len(facts["rows"]) == len(found.found)
+
+
+def test_plans_of_a_search_are_called_by_what_changes_something(tmp_path: Path) -> None:
+    choices = {"recompute": ["none"], "micro_batch": [8], "tp": [1, 2], "vpp": [1, 2], "pp": [1, 2], "zero": [0, 1]}
+    found = search("gpt2", "h100-sxm:4", global_batch=64, choices=choices, prune=False, workers=1)
+    write_search_page(found, tmp_path / "search.html")
+    texts = [row["text"] for row in contents(tmp_path / "search.html")[0]["rows"]]
+    assert len(set(texts)) == len(texts)
+    words = {word for text in texts for word in text.split()}
+    assert "tp=2" in words
+    assert not words & {f"{degree}=1" for degree in ("tp", "pp", "cp", "ep", "etp", "vpp")}
 
 
 def test_the_command_writes_the_page(tmp_path: Path) -> None:

@@ -1,11 +1,8 @@
 """The page of a timeline: what it carries, and what a browser makes of it without a network."""
 
 import base64
-import html
 import json
 import re
-import shutil
-import subprocess
 import zlib
 from collections import defaultdict
 from dataclasses import replace
@@ -14,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from browser import CHROMIUM, browse
 from pipeline_traces import pipeline_trace
 
 from simpar.trace.trace import KINDS, Spans, Trace, empty_spans
@@ -26,7 +24,6 @@ from simpar.view.rows import place
 from simpar.view.scene import scene
 from simpar.view.timeline import timeline, write_timeline
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium or google-chrome on the path")
 
 
@@ -118,27 +115,6 @@ def test_the_page_is_one_small_file_that_fetches_nothing(tmp_path: Path) -> None
     assert [rank["peak"] for rank in facts["memory"]["ranks"]][:2] == [48 * GIB, 47 * GIB]
     write_timeline(figure, tmp_path / "again.html")
     assert (tmp_path / "again.html").read_text(encoding="utf-8") == page
-
-
-def browse(path: Path, folder: Path, script: str) -> Any:
-    """What a script returns in the opened page."""
-    probe = folder / "probe.html"
-    asked = f"""<script>(async () => {{
-      while (!window.simpar) await new Promise((done) => setTimeout(done, 5));
-      const answer = await (async () => {{ {script} }})();
-      document.body.dataset.answer = JSON.stringify(answer);
-    }})().catch((problem) => {{ document.body.dataset.answer = JSON.stringify(String(problem)); }});</script></body>"""
-    probe.write_text(path.read_text(encoding="utf-8").replace("</body>", asked), encoding="utf-8")
-    command = [
-        str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-        "--disable-background-networking", "--disable-component-update", "--disable-sync",
-        "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder / 'profile'}",
-        "--virtual-time-budget=20000", "--window-size=1440,900", "--dump-dom", probe.as_uri(),
-    ]  # fmt: skip
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    answer = re.search(r'data-answer="([^"]*)"', ran.stdout)
-    assert answer, ran.stdout[-2000:]
-    return json.loads(html.unescape(answer[1]))
 
 
 @needs_browser
@@ -369,3 +345,29 @@ def test_a_comparison_and_an_empty_trace_open_too(tmp_path: Path) -> None:
     }))  # fmt: skip
     timeline(empty, title="nothing").write_html(tmp_path / "empty.html")
     assert browse(tmp_path / "empty.html", tmp_path, script) == ["nothing", False, False]
+
+
+@needs_browser
+@pytest.mark.parametrize("prefers", ["light", "dark"])
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_page_opens_as_the_reader_s_system_prefers_and_can_be_turned(
+    asked: bool, prefers: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "page.html"
+    timeline(pipeline_trace(), dark=asked).write_html(path)
+    found = browse(
+        path,
+        tmp_path,
+        """const style = document.documentElement.style, body = getComputedStyle(document.body), seen = [];
+        const names = Object.keys(simpar.view.colours).filter((name) => typeof simpar.view.colours[name] === "string");
+        for (let turn = 0; turn < 3; turn++) {
+          seen.push([body.backgroundColor, simpar.view.colours.surface, style.colorScheme]);
+          document.getElementById("theme").click();
+        }
+        for (const name of names) style.removeProperty(`--${name}`);  // as before the script has run
+        return { seen, before: body.backgroundColor };""",
+        prefers=prefers,
+    )
+    light, dark = ["rgb(255, 255, 255)", "#FFFFFF", "light"], ["rgb(17, 20, 24)", "#111418", "dark"]
+    first, second = (light, dark) if prefers == "light" and not asked else (dark, light)
+    assert found == {"seen": [first, second, first], "before": first[0]}

@@ -76,7 +76,7 @@ class Bricks:
             out_bytes = 2 * width
         elif layout.plan.zero != 3:
             add = self.traffic(max(groups, 1) * rows * columns * (size + 2 * width))
-        product = replace(self.gemm(name, rows, columns, tokens), out_bytes=out_bytes)
+        product = replace(self.gemm(name, rows, columns, tokens), out_bytes=out_bytes, over="k")
         if not groups:
             return WeightGradient(product, name, kept, gather, add)
         grouped = GroupedGemm(rows, columns, tokens, groups, product.dtype, out_bytes, over="k")

@@ -51,14 +51,14 @@ class Experts:
     def _sent(self) -> int:
         """Rows that a rank sends out: a token for each expert that takes it."""
         sizes = self.bricks.sizes
-        taken = sum(sizes.moe.expert_shares(sizes.layout.expert_skew))
+        taken = sum(sizes.moe.expert_shares(sizes.layout.plan.expert_skew))
         return ceil(sizes.local_tokens * sizes.moe.top_k * taken - 1e-6)
 
     @cached_property
     def _arriving(self) -> int:
         """Rows that reach the fullest rank of an expert-parallel group."""
         sizes, plan = self.bricks.sizes, self.bricks.sizes.layout.plan
-        fullest = sizes.moe.rank_shares(plan.ep, sizes.layout.expert_skew)[0]
+        fullest = sizes.moe.rank_shares(plan.ep, plan.expert_skew)[0]
         return ceil(sizes.local_tokens * sizes.moe.top_k * plan.ep * fullest - 1e-6)
 
     @property

@@ -11,7 +11,7 @@ from simpar.program.transformer.experts import Experts
 from simpar.program.transformer.latent import LatentMixer
 from simpar.program.transformer.linear import LinearMixer
 from simpar.program.transformer.mlp import Mlp
-from simpar.program.transformer.part import Mixer, Part
+from simpar.program.transformer.part import Mixer, Nothing, Part
 from simpar.program.transformer.sizes import Sizes
 from simpar.program.transformer.softmax import SoftmaxAttention
 from simpar.program.unit import Held, Unit
@@ -24,6 +24,13 @@ def mixer(bricks: Bricks, kind: LayerKind) -> Mixer:
         return LinearMixer(bricks)
     core = AttentionCore(bricks, kind)
     return LatentMixer(bricks, core) if kind.attention == "latent" else SoftmaxAttention(bricks, core)
+
+
+def _mlp(bricks: Bricks, kind: LayerKind) -> Part:
+    """What works on each token in layers of this kind."""
+    if kind.mlp == "none":
+        return Nothing()
+    return Experts(bricks) if kind.mlp == "experts" else Mlp(bricks, bricks.sizes.model.ffn_hidden)
 
 
 @dataclass(frozen=True)
@@ -45,8 +52,7 @@ class LayerBuilder:
     @classmethod
     def of(cls, bricks: Bricks, kind: LayerKind) -> "LayerBuilder":
         """The builder of a kind."""
-        mlp = Experts(bricks) if kind.mlp == "experts" else Mlp(bricks, bricks.sizes.model.ffn_hidden)
-        return cls(bricks, kind, mixer(bricks, kind), mlp)
+        return cls(bricks, kind, mixer(bricks, kind), _mlp(bricks, kind))
 
     @property
     def _sizes(self) -> Sizes:

@@ -25,6 +25,19 @@ class Part(Protocol):
         """The same in reverse; with ``later`` weight gradients are put off to there."""
 
 
+class Nothing:
+    """A half that is not there."""
+
+    parameters = Held()
+    kept_bytes = 0
+
+    def forward(self, body: Body) -> None:
+        """Adds nothing."""
+
+    def backward(self, body: Body, later: Later | None) -> None:
+        """Adds nothing."""
+
+
 class Mixer(Part, Protocol):
     """A part with a core that selective recomputation runs again."""
 

@@ -65,7 +65,7 @@ function panelText(view, px, py) {
   if (inside(panels.links)) {
     const half = 2 / view.scale, lines = [];
     for (const [name, [share]] of linkShares(page, Math.max(0, time - half), Math.min(page.end, time + half), 1)) {
-      lines.push(`<i style="background:${view.colours.families[name] || view.colours.faint}"></i>${name} ${page.linkWord === "busy" ? "busy" : "uses"} ${Math.round(100 * share)} %`);
+      lines.push(`<i style="background:${view.colours.families[name.split("_")[0]] || view.colours.faint}"></i>${name} ${page.linkWord === "busy" ? "busy" : "uses"} ${Math.round(100 * share)} %`);
     }
     return lines.join("<br>");
   }

@@ -39,11 +39,11 @@ function legend(view) {
   return update;
 }
 
-function paint(view) {
-  for (const [name, value] of Object.entries(view.colours)) {
+function paint(page, dark) {
+  for (const [name, value] of Object.entries(page.palettes[dark ? "dark" : "light"])) {
     if (typeof value === "string") document.documentElement.style.setProperty(`--${name}`, value);
   }
-  document.documentElement.style.colorScheme = view.dark ? "dark" : "light";
+  document.documentElement.style.colorScheme = dark ? "dark" : "light";
 }
 
 function savePicture(view) {
@@ -81,7 +81,9 @@ function communicators(page) {
 
 async function start() {
   const page = JSON.parse(byId("contents").textContent);
+  page.dark ??= matchMedia("(prefers-color-scheme: dark)").matches;
   fill(page);
+  paint(page, page.dark);
   page.columns = await unpack(byId("columns").textContent, page.manifest);
   page.tables = { operations: spanTable(page.columns, "operations_"), kernels: spanTable(page.columns, "kernels_") };
   page.tables.families = familiesOf(page.tables.kernels, page.tables.operations, page.kinds.length);
@@ -94,8 +96,7 @@ async function start() {
     return above(offset, 0, offset.length, row) - 1;
   };
   const view = new View(page), update = legend(view);
-  paint(view);
-  byId("theme").addEventListener("click", () => { view.dark = !view.dark; paint(view); update(); });
+  byId("theme").addEventListener("click", () => { view.dark = !view.dark; paint(page, view.dark); update(); });
   byId("path").addEventListener("click", (event) => { view.path = !view.path; event.currentTarget.classList.toggle("off", !view.path); view.ask(); });
   byId("path").classList.toggle("off", !view.path);
   byId("path").hidden = !page.path.lane.length;

@@ -71,7 +71,7 @@ function memoryLevels(columns, rank, categories) {
 function drawLinks(context, page, frame, colours) {
   const bins = Math.max(1, Math.round(frame.width / BIN_PX));
   for (const [name, share] of linkShares(page, frame.from, frame.to, bins)) {
-    context.strokeStyle = colours.families[name] || colours.faint;
+    context.strokeStyle = colours.families[name.split("_")[0]] || colours.faint;
     context.lineWidth = 1.3;
     context.beginPath();
     for (let bin = 0; bin < bins; bin++) {

@@ -13,7 +13,8 @@ class Page {
     this.columns = JSON.parse(byId("columns").textContent);
     const has = (key) => data.rows.some((row) => row[key] !== undefined);
     this.figures = FIGURES.filter(([key]) => has(key) && (key !== "gpus" || new Set(data.rows.map((row) => row.gpus ?? 0).filter(Boolean)).size > 1));
-    this.state = { data, dark: data.dark, shown: data.rows.map((_, i) => i), chosen: -1, lines: false, x: "step_time_s",
+    this.state = { data, dark: data.dark ?? matchMedia("(prefers-color-scheme: dark)").matches,
+      shown: data.rows.map((_, i) => i), chosen: -1, lines: false, x: "step_time_s",
       y: "memory_bytes", colour: has("cost_per_step") ? "cost_per_step" : "mfu" };
     this.filters = data.fields.map(() => null);
     this.sorted = { key: "step_time_s", up: true };

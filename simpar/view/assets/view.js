@@ -305,7 +305,7 @@ class View {
     if (panels.links) {
       this.panelFrame(context, panels.links, `links ${page.linkWord}`, [[0, "100 %"], [1, "0"]]);
       drawLinks(context, page, frame(panels.links), colours);
-      this.keys(context, panels.links, [...page.communicators.keys()].map((name) => [name, colours.families[name] || colours.faint]));
+      this.keys(context, panels.links, [...page.communicators.keys()].map((name) => [name, colours.families[name.split("_")[0]] || colours.faint]));
     }
     if (panels.memory) this.drawMemoryPanel(context, frame(panels.memory));
   }
