@@ -1,5 +1,6 @@
 """What the parts of a path cost on a machine: asked of the cost functions that the engine asks."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -171,14 +172,21 @@ class Prices:
     def total_ns(self, weights: Weights) -> float:
         """The weighted sum; of its change with the machine follows that of the step."""
         return (
-            sum(weight * self.kernel_ns(kernel, kind) for (kernel, kind), weight in weights.kernels.items())
-            + weights.launches * self.launch_ns
-            + sum(weight * self.latency_ns(transfer) for transfer, weight in weights.latencies.items())
-            + sum(weight * self.stream_ns(transfer) for transfer, weight in weights.streams.items())
-            + sum(weight * self.byte_ns(way) for way, weight in weights.links.items())
+            sum(self._times(weights))
             + sum(weight * self.intensity(transfer) for transfer, weight in weights.intensities.items())
             + sum(weight * self.compute_rate(kind) for kind, weight in weights.rates.items())
         )
+
+    def gross_ns(self, weights: Weights) -> float:
+        """The same of all times, whatever the sign of their weights."""
+        return sum(map(abs, self._times(weights)))
+
+    def _times(self, weights: Weights) -> Iterator[float]:
+        yield weights.launches * self.launch_ns
+        yield from (weight * self.kernel_ns(*kernel) for kernel, weight in weights.kernels.items())
+        yield from (weight * self.latency_ns(transfer) for transfer, weight in weights.latencies.items())
+        yield from (weight * self.stream_ns(transfer) for transfer, weight in weights.streams.items())
+        yield from (weight * self.byte_ns(way) for way, weight in weights.links.items())
 
     def _ask(self, flow: Flow) -> TransferCost:
         op, nbytes, stream, ranks, copies, extra_s, also = flow.transfer

@@ -2,7 +2,7 @@
 
 With ρ_i the rate of flow i (1/ns), b_il its bytes on link l and C_l what that carries, every flow is held either by
 itself (it streams as alone, 1/ρ_i = stream_i) or by one full link l(i). The flows S_l that a link holds keep their
-proportions (max-min fairness gives each the same bytes/s), so dρ_i = ρ_i ds_l(i), and what a full link carries stays C_l:
+proportions (max-min fairness gives each the same bytes/s): dρ_i = ρ_i ds_l(i). What a full link carries is C_l, so
 
     Σ_l' M_ll' ds_l' = dC_l - Σ_held by themselves b_jl dρ_j,  M_ll' = Σ_i in S_l' b_il ρ_i.
 """

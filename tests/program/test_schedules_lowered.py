@@ -97,7 +97,7 @@ def test_stages_may_meet_whatever_a_framework_overlaps(name: str, schedule: str)
     assert met.step_time_s > 0
 
 
-@pytest.mark.parametrize("split", ["greedy", (2, 0), (0, 2)])
+@pytest.mark.parametrize("split", [(2, 0), (0, 2)])
 def test_a_stage_of_a_module_needs_a_layer(split: Any) -> None:
     with pytest.raises(PlanError, match=r"^layer_split gives stage [01] none of the 2 layers of mlp:784-500-10"):
         simulate({"model": "mlp:784-500-10", "cluster": "h100-sxm:1x8", "plan": {"pp": 2, "layer_split": split}})

@@ -8,7 +8,6 @@ from synthetic import small_transformer
 
 from simpar import Cluster, Plan, PlanError, SimparError
 from simpar.job import read_model
-from simpar.model.presets import preset
 from simpar.search.bound import Bounds
 from simpar.search.families import Families
 from simpar.search.space import AXES, Space, axes_of
