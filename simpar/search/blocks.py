@@ -56,6 +56,22 @@ class BlockTimes:
             found = self._calm[block.body] = self._longest_path_ns(block) if self._is_even else self.kernels_ns(block)
         return found
 
+    def opened_ns(self, block: Block) -> int:
+        """Run kernel by kernel, beside whatever else.
+
+        Where its collectives follow each other on one stream, each sets back what runs beside it as it does alone:
+        disturbed, it takes longer, or the path waits for it instead, which costs more. Collectives of several streams
+        may come to run at the same time, and slow ones are quicker while nothing is computed; so then the path is sure.
+        """
+        streams = {each.group.stream for each in block.body if isinstance(each, Collective)}
+        if len(streams) > 1 or self._cluster.device.collective_rate_during_compute < 1:
+            return self.calm_ns(block)
+        return self.alone_ns(block)
+
+    def collectives_ns(self, block: Block) -> int:
+        """Its collectives, one after the other."""
+        return sum(self._collective_ns(each) for each in block.body if isinstance(each, Collective))
+
     def beside_ns(self, block: Block) -> int:
         """The longest path where collectives count only as much as the rate of compute beside them.
 

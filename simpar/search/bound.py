@@ -8,8 +8,6 @@ and the time of a collective is concave in its bytes, so that one collective ove
 """
 
 from dataclasses import replace
-from functools import partial
-from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
@@ -17,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from simpar.cost.memory import state_bytes
-from simpar.engine.costs import Costs
 from simpar.hardware.cluster import Cluster
 from simpar.model.transformer import Transformer
 from simpar.plan.layout import Layout, Model, lay_out
@@ -25,12 +22,12 @@ from simpar.plan.offload import offloads_activations, offloads_optimizer
 from simpar.plan.placement import places
 from simpar.plan.plan import Plan
 from simpar.program.buffers import buffer_bytes
-from simpar.program.groups import Groups
-from simpar.program.ir import Collective
 from simpar.program.unit import Held
 from simpar.search.blocks import is_even
 from simpar.search.live import Shape, shape_of, shortened
 from simpar.search.stages import Cut, Cutter
+from simpar.search.step_time import StepTime, least
+from simpar.search.transfers import Transfers
 from simpar.units import ns
 
 IntArray = npt.NDArray[np.int64]
@@ -49,13 +46,6 @@ class Bound(NamedTuple):
 
     step_s: float
     memory_bytes: int
-
-
-class Load(NamedTuple):
-    """A transfer alone: how long, and how much compute beside it is set back, both in nanoseconds."""
-
-    time_ns: float
-    setback_ns: float
 
 
 class Bounds:
@@ -82,18 +72,15 @@ class Bounds:
         self.capacity_bytes: float = max(device.memory_bytes for device in cluster.devices) if prunes else inf
         self._context_bytes = min(device.context_bytes for device in cluster.devices)
         self._is_even = is_even(cluster)
+        self._transfers = Transfers(cluster)
         self._model = model
         self._cutter = Cutter(model, cluster, axes, without_experts=without_experts)
-        self._costs: dict[str, Costs] = {}  # by the algorithm of collectives
         self._shapes: dict[tuple[object, ...], Shape] = {}
         # what a layout says about plans that differ in these is the same; modules refuse some ways to recompute
         shared = {"vpp", "schedule"} | ({"recompute"} if isinstance(model, Transformer) else set())
         self._laying = tuple(axis for axis in axes if axis not in shared)
         self._layouts: dict[tuple[object, ...], Layout] = {}
-        self._messages: dict[tuple[object, ...], IntArray] = {}
-        self._letters: dict[tuple[int, int, int], int] = {}
         self._known_states: dict[tuple[object, ...], int] = {}
-        self._loads: dict[tuple[object, ...], Load] = {}
 
     def of(self, plan: Plan) -> Bound:
         """The bound of a plan.
@@ -106,7 +93,11 @@ class Bounds:
         memory = self.memory_bytes(layout, cut, with_buffers=True)
         if memory > self.capacity_bytes or self._is_unsure(layout):
             return Bound(0.0, memory)
-        step_ns = self._kernels_ns(layout, cut) if self._is_loose(layout, cut) else _Step(self, layout, cut).bound_ns()
+        step_ns = (
+            self._kernels_ns(layout, cut)
+            if self._is_loose(layout, cut)
+            else StepTime(self._transfers, layout, cut).bound_ns()
+        )
         return Bound(_seconds(step_ns), memory)
 
     def lay_out(self, plan: Plan) -> Layout:
@@ -148,10 +139,10 @@ class Bounds:
         if self._is_loose(layout, cut):
             return _seconds(self._kernels_ns(layout, cut))
         shape, pp, m = cut.shape, layout.plan.pp, layout.microbatches // cut.shape.schedule.copies
-        forward, backward = cut.forward.calm, cut.backward.calm
-        start = _least(cut.before(forward), shape.rank_of_stage, pp)
+        forward, backward = cut.forward.opened, cut.backward.opened
+        start = least(cut.before(forward), shape.rank_of_stage, pp)
         busy = m * cut.per_rank(cut.total(forward) + cut.total(backward))
-        drain = 0 if shape.splits_backward else _least(cut.before(backward), shape.rank_of_stage, pp)
+        drain = 0 if shape.splits_backward else least(cut.before(backward), shape.rank_of_stage, pp)
         launches = m * cut.per_rank(cut.total(cut.units.launches))
         return _seconds(max((start + busy + drain).max(), launches.max() * ns(layout.launch_s)))
 
@@ -223,200 +214,7 @@ class Bounds:
             )
         return found
 
-    # ---- transfers --------------------------------------------------------------------------------------------------
-
-    def messages_ns(self, layout: Layout, cut: Cut) -> IntArray:
-        """From each virtual stage to the next one; 0 within a rank, and after the last of a model."""
-        shape, nbytes = cut.shape, cut.boundary_bytes
-        key = (id(shape), nbytes, layout.rank(1))
-        found = self._messages.get(key)
-        if found is None:
-            ranks = shape.schedule.rank_of_stage
-            found = self._messages[key] = np.zeros(len(ranks), np.int64)
-            for stage, (here, there) in enumerate(pairwise(ranks)):
-                if here != there and (stage + 1) % shape.schedule.depth:
-                    found[stage] = self._message_ns(layout, nbytes, layout.rank(here), layout.rank(there))
-        return found
-
-    def _message_ns(self, layout: Layout, nbytes: int, source: int, target: int) -> int:
-        key = (nbytes, source, target)
-        found = self._letters.get(key)
-        if found is None:
-            transfer = self._costs_of(layout).message(nbytes, source, target, (0,))
-            found = self._letters[key] = transfer.latency_ns + transfer.stream_ns
-        return found
-
-    def reduction(self, layout: Layout, rank: int, trained: Held) -> Load:
-        """What a pipeline rank does for the gradients of so many parameters, all of one kind, on their stream."""
-        return self._load("reduce", layout, rank, trained)
-
-    def gather(self, layout: Layout, rank: int, trained: Held) -> Load:
-        """What it does on their stream to gather so many parameters, all of one kind."""
-        return self._load("gather", layout, rank, trained)
-
-    def _load(self, what: str, layout: Layout, rank: int, trained: Held) -> Load:
-        plan = layout.plan
-        key = (
-            *(what, rank, trained, plan.zero == 0, plan.sync_every == 1, layout.precision, layout.grad_dtype),
-            *(plan.tp, layout.replicas, layout.shard, layout.expert_ranks, layout.expert_shard),
-            plan.collective_algorithm,
-        )
-        found = self._loads.get(key)
-        if found is None:
-            if len(self._loads) >= _MOST_STATES:
-                self._loads.clear()
-            groups, experts = Groups(layout, rank, 0, 0, folded=False), trained.experts > 0
-            ask = groups.gather if what == "gather" else partial(groups.reduce, microbatch=0)
-            collectives = ask(trained.total, experts=experts)
-            # an all-reduce between replicas of the shards may run beside the stream
-            found = self._loads[key] = self._alone(layout, collectives[0]) if collectives else Load(0.0, 0.0)
-        return found
-
-    def _costs_of(self, layout: Layout) -> Costs:
-        algorithm = layout.plan.collective_algorithm
-        if algorithm not in self._costs:
-            self._costs[algorithm] = Costs(self.cluster, algorithm)
-        return self._costs[algorithm]
-
-    def _alone(self, layout: Layout, collective: Collective) -> Load:
-        group = collective.group
-        transfer = self._costs_of(layout).collective(collective.op, collective.nbytes, group, group.ranks[0])
-        time_ns = transfer.latency_ns + transfer.stream_ns
-        slowed = (1.0 - self.cluster.device.compute_rate_during_collectives) * transfer.intensity
-        return Load(time_ns, slowed * time_ns)
-
-
-class _Step:
-    """The time bound of one plan; arrays are per virtual stage (or per pipeline rank, where they say so), in ns."""
-
-    def __init__(self, prices: Bounds, layout: Layout, cut: Cut) -> None:
-        self._prices = prices
-        self._layout = layout
-        self._shape = cut.shape
-        self._cut = cut
-        self._microbatches = layout.microbatches // cut.shape.schedule.copies
-        plan, forward, backward = layout.plan, cut.forward, cut.backward
-        opened = self._opens_all
-        self._calm_forward, self._calm_backward = cut.total(forward.calm), cut.total(backward.calm)
-        self._forward = self._calm_forward if opened or plan.zero == 3 else cut.total(forward.alone)
-        self._backward = self._calm_backward if opened or plan.zero >= 2 else cut.total(backward.alone)
-
-    @property
-    def _opens_all(self) -> bool:
-        """Whether the engine may run every kernel by itself, as it does with groups beyond a leaf switch."""
-        fabric = self._prices.cluster.fabric
-        return fabric is not None and fabric.pod_nodes is not None
-
-    def bound_ns(self) -> float:
-        """Nanoseconds of the step."""
-        pp, ranks, m = self._layout.plan.pp, self._shape.rank_of_stage, self._microbatches
-        to_next = self._prices.messages_ns(self._layout, self._cut)
-        back = to_next if self._cut.units.all_trained else np.zeros_like(to_next)
-        # the first pass of a chunk and the last one may run beside gathers and reductions, kernel by kernel
-        passes = (m - 1) * (self._forward + self._backward) + self._calm_forward + self._calm_backward
-        sends = np.zeros_like(passes)
-        if not self._layout.overlaps_messages:
-            sends = m * (to_next + np.concatenate(([0], back[:-1])))
-        before = self._gated(self._sums_before(self._calm_forward + to_next))
-        after = self._sums_before(self._calm_backward + back)
-        if self._shape.splits_backward:  # the weight gradients of other stages need not come after
-            after = np.zeros_like(after)
-        start, drain = _least(before, ranks, pp), _least(after, ranks, pp)
-        busy, sent = np.bincount(ranks, passes, pp), np.bincount(ranks, sends, pp)
-        ends = [
-            (start + busy + sent + drain).max(),
-            (before + passes + sends + after).max(),
-            np.bincount(ranks, m * self._cut.total(self._cut.units.launches), pp).max() * ns(self._layout.launch_s),
-        ]
-        suspects = {0, min(1, pp - 1), pp - 1, int((start + busy).argmax())} if self._reduces else ()
-        ends += [float(start[rank]) + self._occupied_ns(rank, busy[rank], sent[rank]) for rank in suspects]
-        return float(max(ends))
-
-    @property
-    def _reduces(self) -> bool:
-        """Whether gradients are added up over replicas in a way that is known here."""
-        layout = self._layout
-        several = layout.replicas > 1 or (layout.has_experts and layout.expert_replicas > 1)
-        return several and layout.plan.grad_compression == "none"
-
-    def _sums_before(self, times: IntArray) -> IntArray:
-        """Per virtual stage, the sum over those before it in its model."""
-        rows = times.reshape(self._shape.schedule.copies, -1)
-        sums = rows.cumsum(axis=1) - rows
-        return sums.ravel()
-
-    def _gated(self, before: IntArray) -> IntArray:
-        """When each stage is reached at the earliest: a first pass ends only once its gathered weights are there."""
-        layout, cut = self._layout, self._cut
-        if layout.plan.zero not in (1, 2) or not self._reduces or not layout.overlap.param_gather:
-            return before
-        rank = int(self._shape.rank_of_stage[0])
-        arrives = max(self._prices.gather(layout, rank, kind).time_ns for kind in _kinds(cut.trained_of(0)))
-        gate = max(int(arrives) - int(self._calm_forward[0]), 0)
-        reached = before.reshape(self._shape.schedule.copies, -1).copy()
-        reached[0] += gate
-        return reached.ravel()
-
-    def _occupied_ns(self, rank: int, busy: float, sent: float) -> float:
-        """From the first pass of a rank to the end of its reductions, of whichever kind of parameters ends last.
-
-        Gathers and reductions of a kind follow each other on one stream, and set back the passes beside which they run.
-        What may have been gathered before the first pass does not count, and a wait for a message counts only once.
-        """
-        held = np.flatnonzero(self._shape.rank_of_stage == rank)
-        if self._layout.plan.zero == 3:
-            return max(self._beside_ns(stream, self._path_ns(rank), busy, sent) for stream in self._sharded(rank))
-        chunks = zip(*(_kinds(self._cut.trained_of(stage)) for stage in held.tolist()), strict=True)
-        reductions = [[self._prices.reduction(self._layout, rank, each) for each in kind] for kind in chunks]
-        if self._layout.plan.zero < 2 or not self._layout.overlap.grad_reduce:
-            # all that is sure: the last pass ends with the reduction of its own gradients after it began
-            last = float(self._calm_backward[held].max()) + sent / self._microbatches
-            return busy + sent - last + max(min(each.time_ns for each in kind) for kind in reductions)
-        m = self._microbatches
-        streams = [Load(m * sum(r.time_ns for r in kind), m * sum(r.setback_ns for r in kind)) for kind in reductions]
-        return max(self._beside_ns(stream, self._path_ns(rank), busy, sent) for stream in streams)
-
-    def _path_ns(self, rank: int) -> float:
-        """All passes of a rank, where collectives count only as much as the rate of compute beside them."""
-        times = self._cut.total(self._cut.forward.beside) + self._cut.total(self._cut.backward.beside)
-        return float(self._microbatches * self._cut.per_rank(times)[rank])
-
-    def _beside_ns(self, stream: Load, path: float, busy: float, sent: float) -> float:
-        """A stream and the passes beside it, which it does not set back while they wait (see ``beside_ns``)."""
-        rate = self._prices.cluster.device.compute_rate_during_collectives
-        return max(stream.time_ns, busy + sent, path + rate * sent + stream.setback_ns)
-
-    def _sharded(self, rank: int) -> list[Load]:
-        """The streams of both kinds under ZeRO-3: reductions of every unit and microbatch, and gathers.
-
-        The last unit of a chunk may still be there when it is needed; where forward gives the others back, they are
-        gathered for each forward and backward pass, of which only the first may have its weights before it begins.
-        """
-        m = self._microbatches
-        passes = 2 * m - 1 if self._layout.plan.reshard_after_forward else 0
-        times, setbacks = [0.0, 0.0], [0.0, 0.0]
-        for (trained, stays), count in self._cut.pieces(rank).items():
-            for number, kind in enumerate(_kinds(trained)):
-                reduction = self._prices.reduction(self._layout, rank, kind)
-                gather = self._prices.gather(self._layout, rank, kind)
-                gathers = 0 if stays else passes
-                times[number] += count * (m * reduction.time_ns + gathers * gather.time_ns)
-                setbacks[number] += count * (m * reduction.setback_ns + gathers * gather.setback_ns)
-        return [Load(*both) for both in zip(times, setbacks, strict=True)]
-
-
-def _kinds(held: Held) -> tuple[Held, Held]:
-    """Parameters by who else holds them: those outside experts, those of experts."""
-    return Held(dense=held.dense), Held(experts=held.experts)
-
 
 def _seconds(step_ns: float) -> float:
     """Seconds of a bound, less what rounding may take from the simulation."""
     return float(step_ns) * (1 - _ROUNDING) * 1e-9
-
-
-def _least(values: IntArray, ranks: IntArray, pp: int) -> IntArray:
-    """Per pipeline rank, the least of its virtual stages' values."""
-    found = np.full(pp, np.iinfo(np.int64).max)
-    np.minimum.at(found, ranks, values)
-    return found

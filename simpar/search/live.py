@@ -1,13 +1,15 @@
-"""What of a schedule does not grow with its microbatches: where stages lie, and what ranks hold at their fullest."""
+"""What bounds need of a schedule: where stages lie, what ranks hold at their fullest, what follows backward passes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from simpar.schedule.interleaved import equal_group
 from simpar.schedule.registry import build, takes
-from simpar.schedule.schedule import Schedule
+from simpar.schedule.schedule import Action, Schedule
 
 IntArray = npt.NDArray[np.int64]
 
@@ -80,6 +82,52 @@ def read_shape(schedule: Schedule) -> Shape:
         rank=np.repeat(np.arange(schedule.pp), [len(found) for found in moments]),
         chunk=np.concatenate([found[:, -1] for found in moments]),
         live=np.concatenate([found[:, :-1] for found in moments]),
+    )
+
+
+class Turns(NamedTuple):
+    """How often passes come right after a backward pass of the same rank; by chunk.
+
+    Attributes:
+        forward: forward passes that do.
+        fresh_forward: those of them that have no forward pass since the chunk's last backward pass before them.
+        fresh_backward: backward passes of which this is true.
+    """
+
+    forward: IntArray
+    fresh_forward: IntArray
+    fresh_backward: IntArray
+
+
+def turns_of(name: str, rank: int, *, pp: int, microbatches: int, chunks: int, group: int | None) -> Turns:
+    """What follows the backward passes of a rank; of a split one, the half that brings gradients.
+
+    An order that repeats itself is read until it has done so, and goes on alike.
+    """
+    fewer, group = shortened(name, pp, microbatches, group)
+    found = read_turns(build(name, pp=pp, microbatches=fewer, chunks=chunks, group=group).ranks[rank])
+    if fewer == microbatches:
+        return found
+    period = 1 if group is None else group
+    before = read_turns(build(name, pp=pp, microbatches=fewer - period, chunks=chunks, group=group).ranks[rank])
+    times = (microbatches - fewer) // period
+    return Turns(*(late + times * (late - early) for late, early in zip(found, before, strict=True)))
+
+
+def read_turns(order: Sequence[Action]) -> Turns:
+    """The turns of an order that is at hand."""
+    stages, chunk = np.unique([action.stage for action in order], return_inverse=True)
+    changes = np.array([_LIVE[action.op] for action in order], np.int64)
+    after = np.zeros(len(order), bool)
+    after[1:] = [action.op in "BW" for action in order[:-1]]
+    fresh = np.ones(len(order), bool)
+    passes = np.flatnonzero(changes)
+    by_chunk = passes[np.argsort(chunk[passes], kind="stable")]
+    earlier, later = by_chunk[:-1], by_chunk[1:]
+    fresh[later] = (chunk[earlier] != chunk[later]) | (changes[earlier] < 0)
+    forward, backward = after & (changes > 0), after & (changes < 0)
+    return Turns(
+        *(np.bincount(chunk[which], minlength=len(stages)) for which in (forward, forward & fresh, backward & fresh))
     )
 
 

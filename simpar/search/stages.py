@@ -53,6 +53,16 @@ class Times:
         return self._sums(self.blocks.calm_ns)
 
     @cached_property
+    def opened(self) -> IntArray:
+        """As in :meth:`~simpar.search.blocks.BlockTimes.opened_ns`."""
+        return self._sums(self.blocks.opened_ns)
+
+    @cached_property
+    def collectives(self) -> IntArray:
+        """As in :meth:`~simpar.search.blocks.BlockTimes.collectives_ns`."""
+        return self._sums(self.blocks.collectives_ns)
+
+    @cached_property
     def beside(self) -> IntArray:
         """As in :meth:`~simpar.search.blocks.BlockTimes.beside_ns`."""
         return self._sums(self.blocks.beside_ns)
@@ -210,17 +220,21 @@ class Cut:
 
     def units_of(self, rank: int) -> list[Unit]:
         """The units of a pipeline rank."""
-        depth = len(self.edges) - 1
-        stages = [int(stage) % depth for stage in np.flatnonzero(self.shape.rank_of_stage == rank)]
-        return [unit for stage in stages for unit in self.units.units[self.edges[stage] : self.edges[stage + 1]]]
+        return [
+            unit for stage in np.flatnonzero(self.shape.rank_of_stage == rank) for unit in self.chunk_of(int(stage))
+        ]
+
+    def chunk_of(self, stage: int) -> tuple[Unit, ...]:
+        """The units of a virtual stage."""
+        first, end = self.edges[stage % (len(self.edges) - 1) :][:2]
+        return self.units.units[first:end]
 
     def pieces(self, rank: int) -> Counter[tuple[Held, bool]]:
         """How often a rank holds units of so many trained parameters, and whether as the last of a chunk."""
         found: Counter[tuple[Held, bool]] = Counter()
-        depth = len(self.edges) - 1
         for stage in np.flatnonzero(self.shape.rank_of_stage == rank):
-            first, end = (int(edge) for edge in self.edges[stage % depth :][:2])
-            found.update((self.units.units[i].trained, i == end - 1) for i in range(first, end))
+            chunk = self.chunk_of(int(stage))
+            found.update((unit.trained, at == len(chunk)) for at, unit in enumerate(chunk, start=1))
         return found
 
     def _repeated(self, values: IntArray) -> IntArray:

@@ -17,7 +17,7 @@ from simpar.program.place import place
 from simpar.schedule import build
 from simpar.search.blocks import BlockTimes
 from simpar.search.bound import Bounds
-from simpar.search.live import read_shape, shape_of
+from simpar.search.live import read_shape, read_turns, shape_of, turns_of
 from simpar.search.space import AXES
 
 CLUSTERS = {
@@ -31,7 +31,7 @@ CLUSTERS = {
         "device": {"base": "h100-sxm", "collective_rate_during_compute": 0.5},
     },
 }
-EXTRA = ("dp_shard",)
+EXTRA = ("dp_shard", "reshard_after_forward", "overlap")
 SCHEDULES = [
     ("1f1b", 1),
     ("gpipe", 1),
@@ -64,11 +64,16 @@ def some_plan(draw):
     schedule, vpp = draw(st.sampled_from(SCHEDULES))
     pp = draw(st.sampled_from([2, 4])) if schedule not in ("1f1b", "gpipe") else draw(st.sampled_from([1, 2, 4]))
     tp = draw(st.sampled_from([1, 2, 4]))
+    zero = draw(st.integers(0, 3))
+    sharded = {"reshard_after_forward": draw(st.booleans())} if zero == 3 else {}
+    pipelined = {"overlap": {"tp": "pipelined"}} if draw(st.booleans()) else {}
     return {
+        **sharded,
+        **pipelined,
         "tp": tp,
         "pp": pp,
         "cp": draw(st.sampled_from([1, 1, 2])),
-        "zero": draw(st.integers(0, 3)),
+        "zero": zero,
         "dp_shard": draw(st.sampled_from([None, None, 2])),
         "sequence_parallel": tp > 1 and draw(st.booleans()),
         "micro_batch": draw(st.integers(1, 2)),
@@ -135,6 +140,42 @@ def test_the_bound_is_close_and_its_memory_exact(model, fields):
     bound, result = bound_and_result(model, fields)
     assert 0.93 < bound.step_s / result.step_time_s <= 1
     assert bound.memory_bytes == result.peak_memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("fields", "least"),
+    [
+        # each pass gathers behind the reduction that the one before it left
+        ({"zero": 3, "pp": 2, "schedule": "interleaved", "vpp": 4, "grad_accum": 32}, 0.8),
+        ({"zero": 3, "pp": 4, "grad_accum": 8}, 0.75),
+        # reductions of every microbatch slow the kernels that collectives of tensor parallelism leave alone
+        ({"zero": 2, "tp": 2, "sequence_parallel": True, "overlap": {"tp": "pipelined"}, "grad_accum": 8}, 0.9),
+    ],
+)
+def test_the_bound_is_close_where_data_parallelism_takes_long(fields, least):
+    one = Job(model="llama3.2-1b", cluster="h100-sxm:2x8", plan={"grad_accum": 4, "seq_len": 2048, **fields})
+    bound = Bounds(one.model, one.cluster, tuple(AXES)).of(one.plan)
+    assert least < bound.step_s / simulate(one, allow_oom=True).step_time_s <= 1
+
+
+def test_what_follows_backward_passes():
+    # rank 0 of two runs F0 F1 B0 F2 B1 F3 B2 B3; each backward pass takes away what forward left there
+    first, second = (turns_of("1f1b", rank, pp=2, microbatches=4, chunks=1, group=None) for rank in range(2))
+    assert [count.tolist() for count in first] == [[2], [2], [1]]
+    assert [count.tolist() for count in second] == [[3], [3], [0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "pp", "m", "chunks"), [("1f1b", 4, 40, 1), ("interleaved", 4, 32, 3), ("interleaved", 2, 24, 5)]
+)
+def test_turns_of_a_long_order_are_those_of_a_short_one_over_and_over(name, pp, m, chunks):
+    whole = build(name, pp=pp, microbatches=m, chunks=chunks)
+    for rank in range(pp):
+        short, long = (
+            turns_of(name, rank, pp=pp, microbatches=m, chunks=chunks, group=None),
+            read_turns(whole.ranks[rank]),
+        )
+        assert [count.tolist() for count in short] == [count.tolist() for count in long]
 
 
 @pytest.mark.parametrize("name", ["l40s:4x4", "h100-pcie:4x4"])
