@@ -79,8 +79,9 @@ def state_bytes(
 def host_state_bytes(parameters: int, *, grad_dtype: str, optimizer: str, optimizer_dtype: str) -> int:
     """Bytes on the host for ``parameters`` parameters that it updates for a rank.
 
-    Its own copy of the weights, whatever devices read, the moments, and the gradients that arrive: 16 bytes with Adam
-    in fp32 (Ren et al. 2021, arXiv:2101.06840, ZeRO-Offload, section 3).
+    Its own copy of the weights, whatever devices read, the moments, and the gradients that arrive. With Adam in fp32
+    that is 12 bytes of states and the gradient: 14 bytes where gradients stay in fp16, as in ZeRO-Offload (Ren et al.
+    2021, arXiv:2101.06840, section 3, which leaves 2 of 16 bytes on devices, the fp16 weights), 16 where they are fp32.
     """
     width = DTYPE_BYTES[optimizer_dtype]
     return parameters * (width * (1 + _MOMENTS[optimizer]) + DTYPE_BYTES[grad_dtype])

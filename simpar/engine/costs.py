@@ -5,7 +5,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from math import ceil
 from typing import NamedTuple
 
-from simpar.cost.collective import CollectiveCost, collective_cost, p2p_cost
+from simpar.cost.algorithms import CollectiveCost
+from simpar.cost.collective import collective_cost, p2p_cost
 from simpar.cost.kernel import kernel_s, runnable
 from simpar.engine.slow import Slow
 from simpar.errors import PlanError

@@ -83,6 +83,26 @@ class Operation(Description):
         return data
 
 
+class SoftmaxKernel(Description):
+    """The kernel that scales, masks and normalises the scores of unfused attention, and what runs where it does not.
+
+    Attributes:
+        rows_multiple: sequences times heads of a rank must be a multiple of this.
+        longest: the most keys that it takes; None for any number.
+        otherwise: separate kernels in its place; elements are scores.
+        kept: bytes per score that these keep of their result for backward.
+    """
+
+    rows_multiple: Annotated[int, Field(ge=1)] = 1
+    longest: Annotated[int, Field(ge=1)] | None = None
+    otherwise: Operation
+    kept: NonNegative
+
+    def takes(self, rows: int, keys: int) -> bool:
+        """Whether it runs on scores of so many sequences times heads, of so many keys."""
+        return rows % self.rows_multiple == 0 and (self.longest is None or keys <= self.longest)
+
+
 class Optimizer(Description):
     """The update beyond the kernels that every framework needs.
 
@@ -169,20 +189,27 @@ class Framework(Description):
         attention_launches: kernels of a fused attention core as ``[forward, backward]``.
         expert_launches: kernels that the host launches for a product over the experts of a rank: ``one`` grouped
             kernel, or ``each`` expert's own.
+        softmax_kernel: what the fused softmax of unfused attention takes; None if it takes all.
         attention: attention kernel where a plan leaves it ``auto``; None takes the device's newest.
         loss_kernel: ``unfused`` or ``fused`` cross entropy.
         fp8_cast_bytes: traffic per element where a kernel of its own casts what enters a linear layer, or the gradient
-            of its output, to fp8; 0 where kernels before it do so. Casts of experts' rows are counted apart.
+            of its output, to fp8; 0 where kernels before it do so. Casts of experts' rows are counted apart. Those of
+            weights are not counted, although torchao makes them: of each weight once forward, and with row-wise scales
+            once more backward (``float8_linear.py``), or of shards where these are gathered in fp8.
         trains_with_dropout: whether its GPT recipes drop activations by default.
         vocab_multiple: the vocabulary is padded to a multiple of this ...
         vocab_multiple_times_tp: ... times the tensor-parallel degree.
-        grad_dtype: dtype of gradients as they are reduced, by precision.
+        grad_dtype: dtype in which gradients are kept, by precision.
+        reduce_dtype: dtype in which they travel between replicas, by precision, where it is another; casts are not
+            counted.
         grad_accumulation: ``fused`` into the weight-gradient product (read, add, write in the gradient's dtype), or
             ``separate`` (the product writes compute precision; a further kernel adds it).
         keeps_compute_gradients: gradients in compute precision stay allocated beside the accumulated ones.
         keeps_compute_shard: with ZeRO-3, a shard of the weights in compute precision stays beside the one in fp32.
         records_streams: tensors of asynchronous collectives are held until the GPU is done with them, while the host
             runs ahead (:mod:`simpar.program.queue`).
+        unqueued_passes: of the forward passes with which the first stage of a pipeline begins a step, as many as show
+            nothing of that in its peak (an empirical term; 0 for most).
         extra_activations: kept for backward.
         peak: what its own figure of peak memory is.
         overlap: what runs beside compute unless the plan says otherwise: fields of :class:`simpar.plan.plan.Overlap`.
@@ -221,6 +248,7 @@ class Framework(Description):
     layer_launches: tuple[Count, Count] = (0, 0)
     attention_launches: tuple[Count, Count] = (1, 3)
     expert_launches: Literal["one", "each"] = "one"
+    softmax_kernel: SoftmaxKernel | None = None
     attention: Literal["unfused", "flash1", "flash2", "flash3"] | None = None
     loss_kernel: Literal["unfused", "fused"] = "unfused"
     fp8_cast_bytes: NonNegative = 0.0
@@ -230,10 +258,14 @@ class Framework(Description):
     grad_dtype: dict[Literal["bf16", "fp16", "tf32", "fp32", "fp8"], Literal["bf16", "fp16", "fp32"]] = Field(
         default_factory=dict
     )
+    reduce_dtype: dict[Literal["bf16", "fp16", "tf32", "fp32", "fp8"], Literal["bf16", "fp16", "fp32"]] = Field(
+        default_factory=dict
+    )
     grad_accumulation: Literal["fused", "separate"] = "fused"
     keeps_compute_gradients: bool = False
     keeps_compute_shard: bool = False
     records_streams: bool = False
+    unqueued_passes: Count = 0
     extra_activations: Kept = Kept()
     peak: Peak = Peak()
     overlap: dict[Literal["grad_reduce", "param_gather", "tp", "p2p", "ep"], Any] = Field(default_factory=dict)

@@ -13,11 +13,12 @@ from simpar.hardware.device import Device
 from simpar.model.module import ModuleModel
 from simpar.model.transformer import Transformer
 from simpar.model.work import AttentionKernel
-from simpar.plan.kinds import check_expert_samples, check_experts, check_kinds, expert_fields
+from simpar.plan.kinds import check_expert_samples, check_experts, check_kinds
 from simpar.plan.offload import check_hosts
 from simpar.plan.partition import samples_to_microbatches
 from simpar.plan.placement import stage_devices
 from simpar.plan.plan import Overlap, Plan, Precision, StateDType
+from simpar.plan.rules import check_module, check_sequence, check_transformer
 from simpar.plan.samples import StepSamples, step_samples
 from simpar.plan.sync import ParameterServer, worker_gpus
 
@@ -44,7 +45,8 @@ class Layout:
         global_batch: samples per step.
         seq_len: tokens per sample (1 for a module).
         precision: dtype of compute.
-        grad_dtype: dtype of gradients.
+        grad_dtype: dtype in which gradients are kept.
+        reduce_dtype: dtype in which they travel between replicas.
         attention: kernel of the attention core.
         launch_s: host seconds per launch.
         ring_extra_s: latency of each pass of a tensor-parallel ring beyond that of the network.
@@ -71,6 +73,7 @@ class Layout:
     seq_len: int
     precision: Precision
     grad_dtype: StateDType
+    reduce_dtype: StateDType
     attention: AttentionKernel
     launch_s: float
     ring_extra_s: float
@@ -187,13 +190,13 @@ def lay_out(plan: Plan, model: Model, cluster: Cluster) -> Layout:
     dp = _data_parallel(plan, cluster)
     shard = _shard(plan, dp * plan.cp)
     if isinstance(model, Transformer):
-        _check_transformer(plan, model)
+        check_transformer(plan, model)
         check_experts(plan, model, dp, dp * plan.cp // shard)
         check_kinds(plan, model)
         seq_len = sequence_length(plan, model)
-        _check_sequence(plan, seq_len)
+        check_sequence(plan, seq_len)
     else:
-        _check_module(plan, model)
+        check_module(plan, model)
         seq_len = 1
     global_batch, microbatches = _batch(plan, dp)
     samples = _samples(plan, model, dp, microbatches, seq_len)
@@ -236,6 +239,7 @@ def lay_out(plan: Plan, model: Model, cluster: Cluster) -> Layout:
         seq_len=seq_len,
         precision=precision,
         grad_dtype=grad_dtype,
+        reduce_dtype=plan.grad_dtype or software.reduce_dtype.get(precision, grad_dtype),
         attention=attention,
         launch_s=_launch_s(plan, software, cluster, dp),
         ring_extra_s=software.cross_node_step_s * (plan.tp - 1) if plan.tp > cluster.gpus_per_node else 0.0,
@@ -383,87 +387,3 @@ def _batch(plan: Plan, dp: int) -> tuple[int, int]:
             f"set grad_accum={microbatches} or drop it"
         )
     return plan.global_batch, microbatches
-
-
-def _check_transformer(plan: Plan, model: Transformer) -> None:
-    tp = plan.tp
-    has_mlp = any(kind.mlp == "dense" for kind in model.layer_kinds)
-    for what, count in (("heads", model.heads), ("ffn_hidden", model.ffn_hidden if has_mlp else tp)):
-        if count % tp:
-            raise PlanError(
-                f"tp {tp} does not divide the {count} {what} of {model.name}; set tp to a divisor of {count}"
-            )
-    if model.kv_heads % tp and tp % model.kv_heads:
-        raise PlanError(
-            f"tp {tp} neither divides nor is a multiple of the {model.kv_heads} kv_heads of {model.name}; "
-            f"set tp to a divisor of {model.kv_heads}"
-        )
-    if plan.cp > 1 and plan.cp_method == "all_to_all" and model.heads // tp % plan.cp:
-        raise PlanError(
-            f"cp {plan.cp} with cp_method 'all_to_all' splits the {model.heads // tp} heads of a rank of {model.name}, "
-            "which it does not divide; set cp to a divisor, or cp_method=ring"
-        )
-    groups = max(1, model.kv_heads // tp)
-    if plan.cp > 1 and plan.cp_method == "all_to_all" and groups % plan.cp and plan.cp % groups:
-        raise PlanError(
-            f"cp {plan.cp} with cp_method 'all_to_all' neither divides nor is a multiple of the {groups} kv_heads of a "
-            f"rank of {model.name}; set cp to a divisor of {groups}, or cp_method=ring"
-        )
-    if plan.sequence_parallel and tp == 1:
-        raise PlanError(
-            "sequence_parallel shards over the tensor-parallel group, but tp is 1; raise tp or switch it off"
-        )
-    if plan.frozen_layers is not None and plan.frozen_layers > model.layers:
-        raise PlanError(
-            f"frozen_layers {plan.frozen_layers} is more than the {model.layers} layers of {model.name}; "
-            f"set frozen_layers to at most {model.layers}"
-        )
-    if plan.frozen_layers is not None and model.tied_embeddings:
-        raise PlanError(
-            f"frozen_layers {plan.frozen_layers} freezes the embedding, which is also the head of {model.name}; "
-            "set tied_embeddings=false or drop frozen_layers"
-        )
-    if plan.recompute_layers is not None and plan.recompute_layers > model.layers:
-        raise PlanError(
-            f"recompute_layers {plan.recompute_layers} is more than the {model.layers} layers of {model.name}; "
-            "set recompute_layers lower or drop it to recompute all"
-        )
-    if model.max_positions and model.position == "learned" and plan.seq_len and plan.seq_len > model.max_positions:
-        raise PlanError(
-            f"seq_len {plan.seq_len} is longer than the {model.max_positions} learned positions of {model.name}; "
-            f"set seq_len to at most {model.max_positions}"
-        )
-
-
-def _check_sequence(plan: Plan, seq_len: int) -> None:
-    if plan.cp > 1 and seq_len % (2 * plan.cp):
-        raise PlanError(
-            f"cp {plan.cp} cuts seq_len {seq_len} into {2 * plan.cp} pieces, so that causal work is even, but these "
-            f"do not divide it; set seq_len to a multiple of {2 * plan.cp}"
-        )
-    if plan.sequence_parallel and seq_len // plan.cp % plan.tp:
-        raise PlanError(
-            f"sequence_parallel splits seq_len {seq_len // plan.cp} over tp {plan.tp}, which does not divide it; "
-            f"set seq_len to a multiple of {plan.tp * plan.cp}"
-        )
-
-
-def _check_module(plan: Plan, model: ModuleModel) -> None:
-    for name, value, usual in expert_fields(plan):
-        if value != usual:
-            raise PlanError(
-                f"{name} {value} needs a transformer description, but {model.name} is a traced module; drop it"
-            )
-    if plan.tp > 1:
-        raise PlanError(f"tp {plan.tp} needs a transformer description, but {model.name} is a traced module; set tp=1")
-    if plan.cp > 1:
-        raise PlanError(f"cp {plan.cp} needs a transformer description, but {model.name} is a traced module; set cp=1")
-    if plan.seq_len is not None:
-        raise PlanError(f"seq_len {plan.seq_len} has no meaning for the module {model.name}; drop it")
-    if plan.frozen_layers is not None:
-        raise PlanError(
-            f"frozen_layers {plan.frozen_layers} has no meaning for the module {model.name}; drop it and trace the "
-            "module with requires_grad_(False) on what is frozen"
-        )
-    if plan.recompute == "selective":
-        raise PlanError(f"recompute 'selective' needs a transformer description, not {model.name}; set recompute=full")

@@ -113,7 +113,7 @@ class Plan(Description):
             forward only, and have no gradients and no optimizer states.
         precision: dtype of compute and of the weights it reads; left open, bf16 for transformers, and for other modules
             the dtype in which they were traced (no other is possible there).
-        grad_dtype: dtype in which gradients are kept and reduced; left open, the framework's, else fp32.
+        grad_dtype: dtype in which gradients are kept and reduced; left open, those of the framework, else fp32.
         optimizer_dtype: dtype of optimizer states and of the master weights.
         attention: kernel of the attention core; ``auto`` takes the framework's, or the device's newest.
         loss_kernel: ``unfused`` (several passes over the logits) or ``fused`` cross entropy; left open, the

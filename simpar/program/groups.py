@@ -112,7 +112,7 @@ class Groups:
             return []
         ring = self.experts if experts else self.dense
         name = "expert gradients" if experts else "gradients"
-        nbytes = float(parameters * DTYPE_BYTES[self.layout.grad_dtype])
+        nbytes = float(parameters * DTYPE_BYTES[self.layout.reduce_dtype])
         found = []
         in_step = self.layout.plan.sync_every == 1  # else replicas meet once a round
         if self.layout.plan.zero == 0:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from simpar.cost.memory import state_bytes
 from simpar.hardware.cluster import Cluster
 from simpar.model.transformer import Transformer
 from simpar.plan.layout import Layout, Model, lay_out
@@ -22,6 +21,7 @@ from simpar.plan.offload import offloads_activations, offloads_optimizer
 from simpar.plan.placement import places
 from simpar.plan.plan import Plan
 from simpar.program.buffers import buffer_bytes
+from simpar.program.states import rank_states
 from simpar.program.unit import Held
 from simpar.search.blocks import is_even
 from simpar.search.live import Shape, shape_of, shortened
@@ -185,6 +185,7 @@ class Bounds:
         return [self._state_bytes(trained, layout) for trained in cut.trained_per_rank]
 
     def _state_bytes(self, trained: Held, layout: Layout) -> int:
+        """Those of trained parameters: frozen weights, and what stays beside states, only add to them."""
         plan, shards = layout.plan, (layout.shard, layout.expert_shard if trained.experts else 0)
         held_as = (layout.precision, layout.grad_dtype, plan.optimizer, plan.optimizer_dtype)
         kept, on_host = layout.framework.keeps_compute_gradients, offloads_optimizer(plan)
@@ -194,24 +195,7 @@ class Bounds:
         if found is None:
             if len(self._known_states) >= _MOST_STATES:
                 self._known_states.clear()
-            found = self._known_states[key] = sum(
-                nbytes
-                for parameters, shard in ((trained.dense, shards[0]), (trained.experts, shards[1]))
-                if parameters
-                for category, nbytes in state_bytes(
-                    parameters,
-                    precision=layout.precision,
-                    grad_dtype=layout.grad_dtype,
-                    optimizer=plan.optimizer,
-                    optimizer_dtype=plan.optimizer_dtype,
-                    zero=plan.zero,
-                    shard=shard,
-                    compute_gradients=kept,
-                    compute_shard=layout.framework.keeps_compute_shard,
-                    offloaded=on_host,
-                ).items()
-                if not (served and category == "optimizer")
-            )
+            found = self._known_states[key] = sum(rank_states(trained, layout).values())
         return found
 
 

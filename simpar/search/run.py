@@ -78,7 +78,8 @@ def search(
         Simulated plans, the fastest first.
 
     Raises:
-        PlanError: a choice is none of a plan's field, or all plans share it; no plan is valid; or ``top`` is below 1.
+        PlanError: a choice is none of a plan's field, all plans share it, or ``plan`` fixes it; no plan is valid; or
+            ``top`` is below 1.
         JobError: the output cannot be written, or belongs to another search.
 
     >>> found = search("gpt2", "h100-sxm:4", global_batch=64, choices={"recompute": ["none"]}, top=1, workers=1)
@@ -92,16 +93,27 @@ def search(
     given = {"global_batch": global_batch, **({} if seq_len is None else {"seq_len": seq_len})}
     base = Plan.model_validate({**fixed, **given})
     jobs = tuple(Job(model=read_model(model), cluster=one, plan=base) for one in clusters)
+    chosen = read_choices(choices or {})
+    _check_free(chosen, fixed, base)
     # what the plan fixes is not searched
     kept = {name: (getattr(base, name),) for name in fixed if name in axes_of({}, jobs[0].model)}
-    chosen = {**kept, **read_choices(choices or {})}
-    hunt = _Hunt(jobs, chosen, top, whole_front, prune, progress or (lambda *_: None))
+    hunt = _Hunt(jobs, {**kept, **chosen}, top, whole_front, prune, progress or (lambda *_: None))
     question = {"search": hunt.question(), "simpar": __version__}
     with Journal(output, question, resume=resume) as journal, Workers(executor, workers) as pool:
         hunt.weigh(pool)
         hunt.simulate(pool, journal)
     hunt.check_any()
     return hunt.result()
+
+
+def _check_free(chosen: Mapping[str, Sequence[Any]], fixed: Iterable[str], base: Plan) -> None:
+    """Refuses a field that is both fixed and chosen, of which one would win in silence."""
+    for name in fixed:
+        if name in chosen:
+            raise PlanError(
+                f"{name}: choices {list(chosen[name])} cannot go with plan {name}={getattr(base, name)}, which fixes "
+                "it for all plans; drop one of the two"
+            )
 
 
 def _listed(cluster: Any) -> Sequence[Any]:

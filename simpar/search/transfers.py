@@ -75,7 +75,7 @@ class Transfers:
     def _load(self, what: str, layout: Layout, rank: int, trained: Held) -> Load:
         plan = layout.plan
         key = (
-            *(what, rank, trained, plan.zero == 0, plan.sync_every == 1, layout.precision, layout.grad_dtype),
+            *(what, rank, trained, plan.zero == 0, plan.sync_every == 1, layout.precision, layout.reduce_dtype),
             *(plan.tp, layout.replicas, layout.shard, layout.expert_ranks, layout.expert_shard),
             plan.collective_algorithm,
         )

@@ -10,7 +10,7 @@ from simpar.hardware.cluster import Cluster
 from simpar.job import Job, read_model
 from simpar.model.work import MemoryBound
 from simpar.plan.layout import lay_out
-from simpar.program.ir import Launch, Run, Sync
+from simpar.program.ir import Collective, Launch, Run, Sync
 from simpar.program.lower import lower
 
 MODEL = read_model("llama3-8b").replace(layers=4)
@@ -92,6 +92,44 @@ def test_a_compiled_model_launches_fewer_kernels_that_move_less():
         return sum(k.nbytes for k in kernels if isinstance(k, MemoryBound))
 
     assert moved(compiled) == pytest.approx(0.6 * moved(eager), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "micro_batch", "seq_len", "kernels"),
+    [
+        ("megatron-lm-2021", 2, 2048, 1),
+        ("megatron-lm-2021", 1, 2048, 5),  # 2 heads of a rank are no multiple of 4
+        ("megatron-lm-2021", 2, 4096, 5),
+        ("megatron-core", 1, 4096, 4),
+        ("megatron-core", 2, 4096, 1),
+        ("pytorch", 1, 4096, 1),
+    ],
+)
+def test_scores_that_the_fused_softmax_does_not_take_run_through_separate_kernels(name, micro_batch, seq_len, kernels):
+    plan = Plan(framework=name, tp=8, micro_batch=micro_batch, seq_len=seq_len, attention="unfused")
+    model = MODEL.replace(heads=16, kv_heads=8)
+    found = lower(model, CLUSTER, lay_out(plan, model, CLUSTER))
+    blocks = {b for i in found.ranks[0].instructions if isinstance(i, Run) for b in i.operation.blocks}
+    launches = {i.name: i for b in blocks for i in b.body if isinstance(i, Launch)}
+    scores = micro_batch * 2 * seq_len**2
+    factor = framework(name).traffic_factor
+    nbytes = {1: (4, 6), 4: (28, 32), 5: (36, 40)}[kernels]
+    for label, each in zip(("softmax", "softmax grad"), nbytes, strict=True):
+        assert launches[label].launches == kernels
+        assert launches[label].kernel.nbytes == pytest.approx(factor * each * scores, rel=1e-6)
+
+
+def test_gradients_travel_in_the_dtype_that_the_framework_has_for_that():
+    held = lay_out(Plan(framework="megatron-deepspeed"), MODEL, CLUSTER)
+    told = lay_out(Plan(framework="megatron-deepspeed", grad_dtype="fp32"), MODEL, CLUSTER)
+    assert (held.grad_dtype, held.reduce_dtype) == ("fp32", "bf16")
+    assert (told.grad_dtype, told.reduce_dtype) == ("fp32", "fp32")
+
+    def reduced(name):
+        found = (i for i in program(framework=name, zero=0).ranks[0].instructions if isinstance(i, Collective))
+        return sum(i.nbytes for i in found if i.name == "gradients")
+
+    assert reduced("megatron-lm-2021") == 2 * reduced("megatron-deepspeed") > 0
 
 
 def test_what_a_plan_leaves_open_the_framework_decides_and_what_it_states_counts_more():

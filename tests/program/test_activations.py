@@ -31,7 +31,7 @@ GPT = Transformer(
     mlp_bias=True,
     dropout=True,
 )
-S, B, H, A = 2048, 3, 1024, 16
+S, B, H, A = 2048, 4, 1024, 16
 SBH = S * B * H
 
 
@@ -53,6 +53,14 @@ def test_tensor_parallelism_leaves_10_of_the_34_whole(t):
 @pytest.mark.parametrize("t", [2, 4, 8])
 def test_sequence_parallelism_divides_all(t):
     assert layer_bytes(tp=t, sequence_parallel=True) == SBH / t * (34 + 5 * A * S / H)
+
+
+def test_where_the_fused_softmax_does_not_run_its_result_is_kept_in_fp32():
+    # 3 sequences x 2 heads of a rank are no multiple of 4: 2 bytes more per score
+    layout = lay_out(Plan(seq_len=S, micro_batch=3, tp=8, attention="unfused"), GPT, Cluster.parse("a100-sxm:8"))
+    fused = S * 3 * H * (10 + 24 / 8 + 5 * A * S / H / 8)
+    kept = TransformerParts(GPT, layout).layer(LayerKind(), "none").activation_bytes
+    assert kept == fused + 2 * 3 * (A // 8) * S**2
 
 
 @pytest.mark.parametrize("t", [2, 8])

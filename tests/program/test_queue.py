@@ -80,9 +80,9 @@ def test_other_groups_and_reductions_that_are_waited_for_hold_nothing():
     assert forward_bytes([unit(Block("unit", others), Block("unit", ()), 0)], 1) == 0
 
 
-def peak(*, records: bool, **plan: object) -> int:
+def peak(*, records: bool, unqueued: int = 2, **plan: object) -> int:
     """Activations of the first stage."""
-    software = framework("nanotron").replace(records_streams=records)
+    software = framework("nanotron").replace(records_streams=records, unqueued_passes=unqueued)
     cluster = Cluster.parse("h100-sxm:8")
     fields = {"framework": software, "tp": T, "sequence_parallel": True, "micro_batch": B, "seq_len": S, **plan}
     first, *_ = simulate(job(LLAMA, cluster, **fields)).footprints
@@ -96,11 +96,13 @@ def test_without_a_pipeline_what_two_gathers_a_layer_and_the_head_s_bring_is_hel
     assert peak(records=True, tp=1, sequence_parallel=False) == peak(records=False, tp=1, sequence_parallel=False)
 
 
-@pytest.mark.parametrize(("pp", "passes"), [(2, 0), (4, 2)])
-def test_a_first_stage_holds_what_its_passes_before_the_first_message_bring_less_two(pp, passes):
+@pytest.mark.parametrize(("pp", "unqueued", "passes"), [(2, 2, 0), (4, 2, 2), (4, 1, 3), (4, 0, 4), (4, 5, 0)])
+def test_a_first_stage_holds_what_its_passes_before_the_first_message_bring_less_some(pp, unqueued, passes):
     plan = {"pp": pp, "tp": 2, "grad_accum": 8, "layer_split": (LLAMA.layers // pp,) * pp}
-    assert peak(records=True, **plan) - peak(records=False, **plan) == passes * 2 * LLAMA.layers // pp * FULL
+    held = peak(records=True, unqueued=unqueued, **plan) - peak(records=False, **plan)
+    assert held == passes * 2 * LLAMA.layers // pp * FULL
 
 
-def test_no_other_framework_holds_them():
+def test_nanotron_s_peaks_show_all_but_two_passes_and_no_other_framework_holds_any():
+    assert framework("nanotron").unqueued_passes == 2
     assert Plan(framework="torchtitan").framework.records_streams is False

@@ -209,6 +209,17 @@ def test_a_choice_that_is_none_is_said(choices, message):
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize("as_plan", [dict, lambda fields: simpar.Plan(**fields)])
+@pytest.mark.parametrize(
+    ("field", "fixed", "values"), [("tp", 2, [1]), ("zero", 1, [1, 3]), ("cp_method", "ring", ["ring"])]
+)
+def test_a_field_is_fixed_or_chosen_not_both(as_plan, field, fixed, values):
+    choices = {name: each for name, each in CHOICES.items() if name != field}
+    message = rf"{field}: choices \[.*\] cannot go with plan {field}={fixed}, which fixes it for all plans; drop one"
+    with pytest.raises(PlanError, match=message):
+        small(plan=as_plan({field: fixed}), choices={**choices, field: values})
+
+
 @pytest.mark.parametrize("top", [0, -1])
 def test_no_plan_is_not_searched_for(top: int):
     with pytest.raises(PlanError, match=f"top={top} finds nothing; give 1 or more"):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from simpar.cost.kernel import unfused_attention
+from simpar.framework.framework import SoftmaxKernel
 from simpar.model.layer import LayerKind
 from simpar.model.work import Attention, MemoryBound
 from simpar.program.body import Body
@@ -52,7 +53,9 @@ class AttentionCore:
         if sizes.layout.attention != "unfused":
             return 0
         scores = sizes.tokens * sizes.layout.seq_len * sizes.heads[0]
-        return scores * (sizes.element_bytes + ((1 + sizes.element_bytes) if sizes.model.dropout else 0))
+        apart = self._separate_softmax(self._kernel(backward=False))
+        softmax = sizes.element_bytes if apart is None else apart.kept
+        return round(scores * (softmax + ((1 + sizes.element_bytes) if sizes.model.dropout else 0)))
 
     @cached_property
     def kept_bytes(self) -> int:
@@ -100,10 +103,21 @@ class AttentionCore:
         if layout.attention != "unfused":
             body.run(core, "attention", layout.framework.attention_launches[core.backward])
             return
+        apart = self._separate_softmax(core)
         for kernel, name in zip(unfused_attention(core), _UNFUSED[core.backward], strict=True):
             if name.startswith("dropout") and not self.bricks.sizes.model.dropout:
                 continue
+            if name.startswith("softmax") and apart is not None:
+                each = apart.otherwise.backward if core.backward else apart.otherwise.forward
+                scores = core.batch * core.heads * core.seq_q * core.seq_kv
+                body.run(self.bricks.traffic(round(each.nbytes * scores)), name, each.launches)
+                continue
             body.run(self.bricks.traffic(kernel.nbytes) if isinstance(kernel, MemoryBound) else kernel, name)
+
+    def _separate_softmax(self, core: Attention) -> SoftmaxKernel | None:
+        """The fused softmax that does not take these scores; None if there is one that does."""
+        fused = self.bricks.sizes.layout.framework.softmax_kernel
+        return None if fused is None or fused.takes(core.batch * core.heads, core.seq_kv) else fused
 
     # ---- context parallelism ----------------------------------------------------------------------------------------
 

@@ -46,7 +46,10 @@ class Bricks:
         return MemoryBound(int(nbytes * self.sizes.layout.traffic))
 
     def cast(self, body: Body, name: str, elements: int, what: str) -> None:
-        """An operand of a linear layer to fp8, where the framework has a kernel for that alone."""
+        """An input of a linear layer, or the gradient of its output, to fp8, where the framework has a kernel for that.
+
+        Its weights are not counted (:attr:`~simpar.framework.framework.Framework.fp8_cast_bytes`).
+        """
         nbytes = self.sizes.layout.framework.fp8_cast_bytes
         if nbytes and self._dtype(name) == "fp8":
             body.run(self.traffic(elements * nbytes), f"{name} {what} cast")
