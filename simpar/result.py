@@ -152,7 +152,9 @@ class Result:
     @cached_property
     def communication_bytes(self) -> dict[str, float]:
         """Buffer bytes of the collectives and messages of one rank of the busiest stage, by group."""
-        spans = self.trace.kernels() if self.layout.plan.tp > 1 else None
+        layout = self.layout
+        inside = layout.plan.tp * layout.plan.cp > 1 or layout.has_experts  # some groups meet inside operations only
+        spans = self.trace.kernels() if inside else None
         totals: dict[tuple[int, str], float] = {}
         for table in (self.trace.spans, spans):
             if table is None:

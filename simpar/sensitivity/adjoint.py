@@ -9,10 +9,11 @@ of an operation and r_k its rate in the k-th stretch between instants t_k, from 
 So it is where a transfer shares links with others: s is then when its latency is over, and 1/r_k the time that it would
 stream in the company of the k-th stretch (:mod:`simpar.sensitivity.shares`).
 
-Such changes may add up: one flow ends later, so another is slower, and so on. Where hundreds of flows go their own ways
-(workers that do not wait for each other on a graph with few links), the first order says nothing of a change of 1 %,
-since flows soon begin and end in another order. It shows in costs that cancel to many times the step. Then flows count
-as steady: with what slows them, their stretches grow in proportion.
+This is the derivative, exact where no two instants tie (there it is that of one side, or between both). Such changes
+may add up: one flow ends later, so another is slower, and so on. Where hundreds of flows go their own ways (workers
+that do not wait for each other on a graph with few links) costs may cancel to many times the step, and the derivative
+says nothing of a change of 1 %, since flows soon begin and end in another order. For these jobs flows may be taken as
+*steady*: with what slows them, their stretches grow in proportion. That is an estimate that adds up to the step, too.
 
 Approximations: where collectives slow an operation of many kernels, all of its kernels count as slowed alike; and what
 slows a transfer beyond its company (compute beside it, a fault) is taken to slow it by the same factor after a small
@@ -21,7 +22,7 @@ change.
 
 import heapq
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -30,6 +31,7 @@ from typing import TypeVar
 
 from simpar.program.ir import COMPUTE, Collective, Launch, Operation, Run
 from simpar.sensitivity.blocks import Blocks
+from simpar.sensitivity.ends import last_end
 from simpar.sensitivity.flows import Carried, Flows, Stretch
 from simpar.sensitivity.prices import Prices, Transfer, Weights, transfer_of
 from simpar.sensitivity.shares import Pace
@@ -39,24 +41,22 @@ from simpar.trace.trace import NONE
 
 K = TypeVar("K")
 _NEGLIGIBLE = 1e-9  # of the step's own weight 1
-_TIE = 0.01  # of a flow's time: what lies nearer may come in another order after a small change
-_SWINGS = 2.0  # steps; more means that more of them cancels than is left
 _START, _END = 0, 1  # at one instant, starts come first on the way back
 
 
-def weigh(steps: Steps, prices: Prices, blocks: Blocks) -> Weights:
-    """The weights of all costs, by which the step time depends on them to first order.
+def weigh(
+    steps: Steps, prices: Prices, blocks: Blocks, ends: Mapping[int, float] | None = None, *, steady: bool = False
+) -> Weights:
+    """The weights of all costs, by which ends of spans depend on them to first order.
 
     Args:
         steps: program and trace.
         prices: on the machine of the trace.
         blocks: run there alone.
+        ends: rows with the weights of their ends; None is the end of the trace.
+        steady: flows keep their order; see above.
     """
-    parts = _Parts(prices, blocks)
-    found = _Walk(steps, prices, parts).run()
-    if steps.trace.step_ns and prices.gross_ns(found) > _SWINGS * steps.trace.step_ns:
-        return _Walk(steps, prices, parts, steady=True).run()
-    return found
+    return _Walk(steps, prices, _Parts(prices, blocks), steady).run(last_end(steps) if ends is None else ends)
 
 
 @dataclass
@@ -92,7 +92,7 @@ class _Parts:
     def _weights(self, steps: Steps) -> Weights:
         found = self._alone.get(id(steps))
         if found is None:
-            found = self._alone[id(steps)] = _Walk(steps, self.prices, self).run()
+            found = self._alone[id(steps)] = _Walk(steps, self.prices, self).run(last_end(steps))
         return found
 
 
@@ -137,10 +137,10 @@ class _Walk:
     def _flows(self) -> Flows:
         return Flows(self.steps, self.prices)
 
-    def run(self) -> Weights:
-        """Walks."""
-        if self._end:
-            self._push(_END, max(range(len(self._end)), key=lambda row: (self._end[row], -row)), 1.0)
+    def run(self, ends: Mapping[int, float]) -> Weights:
+        """Walks from the ends of these rows, with these weights."""
+        for row, weight in ends.items():
+            self._push(_END, row, weight)
         while self._queue:
             key = heapq.heappop(self._queue)
             weight = self._pending.pop(key)
@@ -174,10 +174,8 @@ class _Walk:
 
     def _to_host(self, row: int, weight: float) -> None:
         """The host's calls since it last waited for the device, and what it waited for."""
-        step = self.steps.of[row]
-        own = step.instruction.launches if isinstance(step.instruction, Launch) else 0
         began = self._causes.host(row)
-        self.weights.launches += weight * (step.launches + own - began.launches)
+        self.weights.launches += weight * began.calls
         if began.row != NONE:
             self._push(_END, began.row, weight)
 
@@ -192,15 +190,14 @@ class _Walk:
                 self._at_pace(part.pace, weight * (part.end_ns - part.begin_ns) / part.pace.streaming_ns)
             self._begin(own, weight)
             return
-        cuts = _apart(parts, _TIE * (own.end_ns - own.begin_ns))
-        speeds = [_mean_speed(parts[first:then]) for first, then in pairwise([0, *cuts, len(parts)])]
+        last = parts[-1].pace.streaming_ns
         for part in parts:
-            length, last = part.end_ns - part.begin_ns, speeds[-1]
-            self._at_pace(part.pace, weight / last * length / part.pace.streaming_ns**2)
-        for number, (before, behind) in zip(cuts, pairwise(speeds), strict=True):
-            if before != behind:
-                self._to_company(parts[number - 1], parts[number], weight / speeds[-1] * (behind - before))
-        self._begin(own, weight * speeds[0] / speeds[-1])
+            self._at_pace(part.pace, weight * last * (part.end_ns - part.begin_ns) / part.pace.streaming_ns**2)
+        for before, behind in pairwise(parts):
+            change = last / behind.pace.streaming_ns - last / before.pace.streaming_ns
+            if change:
+                self._to_company(before, behind, weight * change)
+        self._begin(own, weight * last / parts[0].pace.streaming_ns)
 
     def _at_pace(self, pace: Pace, weight: float) -> None:
         for transfer, share in pace.streams.items():
@@ -280,22 +277,6 @@ class _Walk:
         edges += [(_END, b.row) for b in beside if b.end_ns == time]
         for side, row in edges:
             self._push(side, row, change / len(edges))
-
-
-def _apart(parts: Sequence[Stretch], tie_ns: float) -> list[int]:
-    """Which stretches begin neither just after the first one nor just before the end of the last one.
-
-    Flows that end (or begin) nearly together do so in another order after a small change; speeds between such instants
-    say nothing of it.
-    """
-    first, last = parts[0].begin_ns + tie_ns, parts[-1].end_ns - tie_ns
-    return [number for number, part in enumerate(parts) if first < part.begin_ns < last]
-
-
-def _mean_speed(parts: Sequence[Stretch]) -> float:
-    """Of several stretches, as a share of the flow per nanosecond."""
-    done = sum((part.end_ns - part.begin_ns) / part.pace.streaming_ns for part in parts)
-    return done / (parts[-1].end_ns - parts[0].begin_ns)
 
 
 def _add(totals: dict[K, float], key: K, value: float) -> None:

@@ -172,10 +172,14 @@ class Prices:
     def total_ns(self, weights: Weights) -> float:
         """The weighted sum; of its change with the machine follows that of the step."""
         return (
-            sum(self._times(weights))
+            self.spent_ns(weights)
             + sum(weight * self.intensity(transfer) for transfer, weight in weights.intensities.items())
             + sum(weight * self.compute_rate(kind) for kind, weight in weights.rates.items())
         )
+
+    def spent_ns(self, weights: Weights) -> float:
+        """The same of all times: what the weights explain of a step, which is homogeneous of degree 1 in them."""
+        return sum(self._times(weights))
 
     def gross_ns(self, weights: Weights) -> float:
         """The same of all times, whatever the sign of their weights."""

@@ -6,7 +6,6 @@ Streams are in-order, so the n-th span of a lane is the n-th instruction of that
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +22,6 @@ from simpar.program.ir import (
     Recv,
     Run,
     Send,
-    Sync,
     host_launches,
     open_run,
 )
@@ -35,18 +33,6 @@ Executed = Run | Launch | Collective | Send | HostWork
 """An instruction that leaves a span."""
 
 
-class HostWait(NamedTuple):
-    """A place at which the host of a rank waits for its compute stream.
-
-    Attributes:
-        launches: calls that it had made before.
-        computed: operations and kernels before it on the compute stream.
-    """
-
-    launches: int
-    computed: int
-
-
 @dataclass(frozen=True, slots=True)
 class Step:
     """What a span executes.
@@ -55,14 +41,12 @@ class Step:
         instruction: of the program.
         rank: global rank that executes it.
         launches: calls that the host had made before it could start; for a message or collective, its own included.
-        waits: places before it at which the host waited for the device, in order.
         turn: of a collective, how many of its group the rank had before it.
     """
 
     instruction: Executed
     rank: int
     launches: int
-    waits: tuple[HostWait, ...] = ()
     turn: int = 0
 
 
@@ -81,6 +65,19 @@ class Steps:
     trace: Trace
     of: tuple[Step, ...]
     ranks: frozenset[int]
+
+    def launches_after(self, row: int) -> int:
+        """Calls that the host has made once it issued the row."""
+        step = self.of[row]
+        own = step.instruction if isinstance(step.instruction, (Run, Launch)) else None  # others count their own
+        return step.launches + (0 if own is None else _launches_of(own))
+
+
+def _launches_of(computed: Run | Launch) -> int:
+    """Calls of the host for an operation or a kernel."""
+    if isinstance(computed, Launch):
+        return computed.launches
+    return sum(host_launches(block.body) for block in computed.operation.blocks)
 
 
 def steps_of(result: Result) -> Steps:
@@ -138,24 +135,21 @@ def _by_stream(rank: int, instructions: tuple[Instruction, ...]) -> dict[str, li
     streams: defaultdict[str, list[Step]] = defaultdict(list)
     turns: Counter[Group] = Counter()
     launches = 0
-    waits: tuple[HostWait, ...] = ()
     for instruction in instructions:
         if isinstance(instruction, Run):
-            streams[COMPUTE].append(Step(instruction, rank, launches, waits))
-            launches += sum(host_launches(block.body) for block in instruction.operation.blocks)
+            streams[COMPUTE].append(Step(instruction, rank, launches))
+            launches += _launches_of(instruction)
         elif isinstance(instruction, Launch):
-            streams[COMPUTE].append(Step(instruction, rank, launches, waits))
+            streams[COMPUTE].append(Step(instruction, rank, launches))
             launches += instruction.launches
         elif isinstance(instruction, Collective):
             launches += 1
             group = instruction.group
-            streams[group.stream].append(Step(instruction, rank, launches, waits, turns[group]))
+            streams[group.stream].append(Step(instruction, rank, launches, turns[group]))
             turns[group] += 1
         elif isinstance(instruction, (Send, HostWork)):
             launches += instruction.launches
-            streams[instruction.stream].append(Step(instruction, rank, launches, waits))
+            streams[instruction.stream].append(Step(instruction, rank, launches))
         elif isinstance(instruction, Recv):
             launches += instruction.launches
-        elif isinstance(instruction, Sync):
-            waits = (*waits, HostWait(launches, len(streams[COMPUTE])))
     return streams

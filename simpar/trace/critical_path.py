@@ -50,12 +50,12 @@ class HostStart(NamedTuple):
     Attributes:
         time_ns: the instant.
         row: the span that it had waited for, or -1.
-        launches: how many calls it had made by then.
+        calls: how many it has made since, to issue the span in question.
     """
 
     time_ns: int = 0
     row: int = NONE
-    launches: int = 0
+    calls: int = 0
 
 
 def critical_path(trace: Trace, causes: "Causes | None" = None) -> tuple[PathPart, ...]:
@@ -100,12 +100,18 @@ class Causes:
     Args:
         trace: what happened.
         host: for a span that waited for the host, since when the host issued without a break. A trace does not tell;
-            on its
-            own it says "since the beginning", which holds unless a program makes the host wait for the device.
+            on its own it says "since the beginning", which holds unless a program makes the host wait for the device.
+        told: what let a span start (see :meth:`of`), if a program tells; from the trace alone it is what ended then.
     """
 
-    def __init__(self, trace: Trace, host: Callable[[int], HostStart] = lambda _: HostStart()) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        host: Callable[[int], HostStart] = lambda _: HostStart(),
+        told: Callable[[int], int] | None = None,
+    ) -> None:
         self.host = host
+        self._told = told
         spans = trace.spans
         self._trace = trace
         self._start, self._end = spans.start_ns.tolist(), spans.end_ns.tolist()
@@ -130,6 +136,8 @@ class Causes:
         A collective starts when its last member arrives, so the cause may be another member's; a message may wait until
         its receiver takes it (or an earlier one, where buffers are bounded).
         """
+        if self._told is not None:
+            return self._told(row)
         start = self._start[row]
         own = self._ready(row)
         if own != NONE or start == 0:

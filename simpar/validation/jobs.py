@@ -9,12 +9,13 @@ from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import device
 from simpar.hardware.torus import usual_shape
 from simpar.job import Job
+from simpar.model.presets import preset, preset_names
 from simpar.model.transformer import Transformer
 from simpar.model.work import DTYPE_BYTES
 from simpar.plan.plan import Overlap, Plan
 from simpar.validation.runs import Run
 
-_SHAPE = ("layers", "hidden", "heads", "vocab", "seq_len")
+_SHAPE = ("layers", "hidden", "heads", "vocab")
 _UNKNOWN_FRAMEWORK = "megatron-core"
 _FLAT_TPUS = ("tpu-v5e", "tpu-v6e")  # 2D tori
 _LARGEST_FLAT_SLICE = 256
@@ -35,12 +36,11 @@ def describe(run: Run, software: Framework | None = None) -> Described:
         SimparError: a job cannot describe it; the message says why.
     """
     notes: list[str] = []
-    missing = [name for name in _SHAPE if getattr(run, name) is None]
-    if missing:
-        raise RunsError(f"the row does not state {', '.join(missing)}, without which there is no model; fill them in")
+    if run.seq_len is None:
+        raise RunsError("the row does not state seq_len, without which a step has no size; fill it in")
     software = software or _framework(run, notes)
-    cluster = _cluster(run, notes)
-    job = Job(model=_model(run, software), cluster=cluster, plan=_plan(run, software, cluster, notes))
+    cluster, model = _cluster(run, notes), _model(run, software, notes)
+    job = Job(model=model, cluster=cluster, plan=_plan(run, model, software, cluster, notes))
     return Described(job, tuple(notes))
 
 
@@ -108,8 +108,17 @@ def _fabric(run: Run, local: int, notes: list[str]) -> Mapping[str, Any]:
     return {"base": base, "nic_gbps": gbps, "nics_per_node": local}
 
 
-def _model(run: Run, software: Framework) -> Transformer:
-    """Gated models in the style of Llama, others in that of GPT."""
+def _model(run: Run, software: Framework, notes: list[str]) -> Transformer:
+    """Gated models in the style of Llama, others in that of GPT; the preset of that name where a row has no sizes."""
+    missing = [name for name in _SHAPE if getattr(run, name) is None]
+    if len(missing) == len(_SHAPE) and run.model in preset_names():
+        notes.append(f"the row does not state the sizes of {run.model}: taken as the preset's")
+        return preset(run.model)
+    if missing:
+        raise RunsError(
+            f"the row does not state {', '.join(missing)}, without which there is no model; fill them in, or leave "
+            "all sizes open and name a preset (see 'simpar models')"
+        )
     fields: dict[str, Any] = {
         "name": run.model,
         "layers": run.layers,
@@ -152,7 +161,7 @@ def _experts(run: Run) -> Mapping[str, Any]:
     }
 
 
-def _plan(run: Run, software: Framework, cluster: Cluster, notes: list[str]) -> Plan:
+def _plan(run: Run, model: Transformer, software: Framework, cluster: Cluster, notes: list[str]) -> Plan:
     interleaved = run.vpp > 1 and run.pp > 1
     fields: dict[str, Any] = {
         "framework": software,
@@ -161,7 +170,7 @@ def _plan(run: Run, software: Framework, cluster: Cluster, notes: list[str]) -> 
         "pp": run.pp,
         "cp": run.cp,
         "ep": run.ep,
-        "etp": run.etp if run.experts is not None else None,
+        "etp": run.etp if model.moe is not None else None,
         "dp": None if _is_tpu(run) else run.dp,  # MaxText counts all devices
         "vpp": run.vpp if interleaved else 1,
         "schedule": "interleaved" if interleaved else "1f1b",
@@ -183,7 +192,7 @@ def _plan(run: Run, software: Framework, cluster: Cluster, notes: list[str]) -> 
     if run.zero == 3 and run.reshard_after_forward is not None:
         fields["reshard_after_forward"] = run.reshard_after_forward
     if run.recompute == "full" and run.recompute_fraction is not None and run.recompute_fraction < 1:
-        layers = (run.layers or 1) / (run.pp * fields["vpp"])
+        layers = model.layers / (run.pp * fields["vpp"])
         fields["recompute_layers"] = max(1, round(run.recompute_fraction * layers))
     return Plan(**fields)
 

@@ -35,6 +35,14 @@ def flop(body: tuple[Any, ...]) -> float:
     return sum(core.work.flop for core in cores(body))
 
 
+def test_what_goes_around_a_ring_is_counted_without_tensor_parallelism_too():
+    model = small_transformer(kv_heads=8)
+    found = simulate({"model": model, "cluster": CLUSTER, "plan": {"cp": 2, "seq_len": SEQ}}).communication_bytes
+    # keys and values of half a sequence forward; both with their gradient backward, and the gradient home
+    once = SEQ // 2 * 2 * 8 * model.head_dim * 2
+    assert found["cp"] == model.layers * once * (1 + 2 + 1)
+
+
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("cp", [2, 4, 8])

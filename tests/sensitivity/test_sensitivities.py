@@ -10,7 +10,7 @@ from simpar.result import Result
 from simpar.sensitivity.adjoint import weigh
 from simpar.sensitivity.blocks import Blocks
 from simpar.sensitivity.parameters import ATTENTION_BACKWARD, PARAMETERS, Machine, cost_classes, slowed
-from simpar.sensitivity.prices import Prices
+from simpar.sensitivity.prices import Prices, Weights
 from simpar.sensitivity.step import CHANGE, Dependence, sensitivities
 from simpar.sensitivity.steps import match
 from simpar.simulation import simulate
@@ -37,8 +37,7 @@ JOBS = {
     },
     "launches": {"model": "gpt2", "cluster": "h100-sxm:1x8", "plan": {"seq_len": 256, "launch_s": 40e-6}},
 }
-# Costs are rounded to nanoseconds alike in both; but where stages are so even that another path becomes critical within
-# 1 %, the two sides of a difference differ, and the path gives one of them. These jobs have no such tie.
+# Costs are rounded to nanoseconds alike in both.
 CLOSE = 2e-4  # of the step
 
 
@@ -49,23 +48,30 @@ def results() -> dict[str, Result]:
 
 def difference(job: Job, slower: object, change: float = CHANGE) -> float:
     """Seconds of the step per 100 % of a parameter's time, by simulating twice."""
-    up, down = (simulate(slowed(job, slower, 1 + sign * change), allow_oom=True).trace.step_ns for sign in (1, -1))  # type: ignore[arg-type]
-    return (up - down) / (2 * change) * 1e-9
+    return sum(sides(job, slower, change)) / 2
 
 
-# what buckets that meet on a link owe to compute beside them is off by 0.1 % of the step there
-MISSED = pytest.mark.xfail(reason="0.0074 s of the peak's share are 0.00003 s too few", strict=True)
+def sides(job: Job, slower: object, change: float = CHANGE) -> tuple[float, float]:
+    """The same from below and from above, the smaller one first: they differ where another path becomes critical."""
+    less, now, more = (
+        simulate(slowed(job, slower, 1 + sign * change), allow_oom=True).step_time_s  # type: ignore[arg-type]
+        for sign in (-1, 0, 1)
+    )
+    below, above = (now - less) / change, (more - now) / change
+    return min(below, above), max(below, above)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[MISSED] * (name == "replicated")) for name in JOBS])
+@pytest.mark.parametrize("name", JOBS)
 def test_every_sensitivity_is_the_finite_difference(name: str, results: dict[str, Result]) -> None:
     result = results[name]
     found = sensitivities(result)
+    close = CLOSE * result.step_time_s
     assert [each.parameter for each in found] == list(PARAMETERS)
     for each in found:
-        expected = difference(result.job, each.parameter)
-        assert each.seconds == pytest.approx(expected, abs=CLOSE * result.step_time_s), each.parameter.name
+        low, high = sides(result.job, each.parameter)
+        assert low - close <= each.seconds <= high + close, each.parameter.name
         assert each.share == pytest.approx(each.seconds / result.step_time_s)
+        assert each.is_exact
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -105,9 +111,25 @@ def test_a_message_to_a_server_costs_what_one_to_its_gpu_does(nodes: int) -> Non
 def test_a_graph_has_sensitivities_too(graph: dict[str, object]) -> None:
     cluster = {"base": "h100-sxm:1x4", "graph": {**graph, "bandwidth_gbps": 1600}}
     result = simulate({"model": "gpt2", "cluster": cluster, "plan": {"tp": 2, "seq_len": 1024}})
-    found = {each.parameter.name: each.share for each in sensitivities(result)}
-    assert found["fabric.nic_gbps"] + found["node_link.bandwidth_bytes_per_s"] > 0
-    assert found["device.memory_bytes_per_s"] > 0
+    found = {each.parameter.name: each for each in sensitivities(result)}
+    assert found["device.memory_bytes_per_s"].share > 0
+    # the graph's edges are what collectives wait for; the node link only says how hard they work the device beside it
+    assert found["fabric.nic_gbps"].share > 10 * found["node_link.bandwidth_bytes_per_s"].share
+    for each in found.values():
+        low, high = sides(result.job, each.parameter)
+        close = CLOSE * result.step_time_s
+        assert low - close <= each.seconds <= high + close, each.parameter.name
+
+
+def test_asynchronous_steps_are_those_of_their_workers() -> None:
+    # cycles begin when a worker is free for the next step, not when the trace of both has ended
+    sync = {"on": "workers", "servers": 1, "mode": "asynchronous", "steps": 2}
+    result = simulate({"model": "gpt2", "cluster": "h100-sxm:1x4", "plan": {"seq_len": 1024, "sync": sync}})
+    assert result.step_time_s != pytest.approx(result.trace.step_s / 2, rel=0.05)
+    for each in sensitivities(result):
+        low, high = sides(result.job, each.parameter)
+        close = CLOSE * result.step_time_s
+        assert low - close <= each.seconds <= high + close, each.parameter.name
 
 
 def test_attention_backward_is_a_part_of_attention(results: dict[str, Result]) -> None:
@@ -142,10 +164,12 @@ def test_a_step_that_ends_with_its_host_depends_on_launches_and_its_last_kernel_
 # ---- programs by hand -----------------------------------------------------------------------------------------------
 
 
-def weights(body: object, launch_ns: int, latency_ns: int = 0, rate: float = 1.0) -> tuple[object, int]:
+def weights(
+    body: object, launch_ns: int, latency_ns: int = 0, rate: float = 1.0, **handed_over: object
+) -> tuple[Weights, int]:
     device = ideal_device(launch_s=launch_ns * 1e-9, compute_rate_during_collectives=rate)
     cluster = ideal_cluster(latency_s=latency_ns * 1e-9, device=device)
-    made = program(body, launch_s=launch_ns * 1e-9)  # type: ignore[arg-type]
+    made = program(body, launch_s=launch_ns * 1e-9, **handed_over)  # type: ignore[arg-type]
     trace = execute(made, cluster)
     steps = match(made, trace)
     prices = Prices(Machine(cluster, made.launch_s), made, steps.ranks)
@@ -171,6 +195,49 @@ def test_a_host_that_waits_for_a_collective_is_late_by_it() -> None:
     assert list(found.latencies.values()) == list(found.streams.values()) == [1]
     assert step_ns == 5 + 200 + 40 + 50 + 5 + 1
     assert found.launches == 2  # of the late member's first kernel, and of the last one
+
+
+def test_a_rendezvous_depends_on_the_collective_that_kept_its_receiver() -> None:
+    # rank 1 takes the message once its collective with rank 2 has ended, at 30 + 40 + 100
+    pair = Group("tp", (1, 2))
+
+    def member() -> list[object]:
+        reduce = [Record(COMPUTE, "e"), Wait("tp", "e"), Collective("all_gather", 200.0, pair), Record("tp", "d")]
+        return [work(30), *reduce, Wait(COMPUTE, "d")]
+
+    sends = [work(10), Record(COMPUTE, "e"), Wait("pp", "e"), Send("pp", 1, 50.0, "x")]
+    ranks = {0: sends, 1: [*member(), Recv(0, "x"), work(5)], 2: member()}
+    found, step_ns = weights(ranks, 0, latency_ns=40, stage_sync="condition_variable")
+    assert step_ns == 30 + 40 + 100 + 40 + 50 + 5
+    assert found.launches == 0
+    assert sorted((transfer.op, weight) for transfer, weight in found.streams.items()) == [
+        ("all_gather", 1.0),
+        ("p2p", 1.0),
+    ]
+    assert sorted(kernel.nbytes for kernel, _ in found.kernels) == [5, 30]
+
+
+def test_a_full_buffer_depends_on_what_the_receiver_had_waited_for() -> None:
+    # y may leave when x is taken, and that is when the first message on another stream has come, at 90 + 50
+    def send(stream: str, peer: int, tag: str) -> list[object]:
+        return [Record(COMPUTE, tag), Wait(stream, tag), Send(stream, peer, 50.0, tag)]
+
+    ranks = {
+        0: [work(10), *send("pp", 1, "x"), *send("pp", 1, "y")],
+        1: [Recv(2, "z"), Recv(0, "x"), Recv(0, "y"), work(5)],
+        2: [work(90), *send("side", 1, "z")],
+    }
+    found, step_ns = weights(ranks, 0, stage_buffer=1)
+    assert step_ns == 90 + 50 + 50 + 5
+    assert sorted(kernel.nbytes for kernel, _ in found.kernels) == [5, 90]
+
+
+def test_the_host_of_the_member_that_comes_last_is_what_a_collective_waits_for() -> None:
+    pair = Group("dp", range(2))
+    gather = Collective("all_gather", 200.0, pair)
+    found, step_ns = weights({0: [gather], 1: [work(1), work(1), gather]}, 10)
+    assert step_ns == 3 * 10 + 100
+    assert found.launches == 3
 
 
 def test_compute_that_a_collective_slows_depends_on_when_it_began_and_ended() -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from simpar.errors import RunsError
+from simpar.job import read_model
 from simpar.validation.jobs import describe
 from simpar.validation.runs import read_runs
 
@@ -101,3 +102,24 @@ def test_a_row_without_a_model_is_a_refusal_not_a_bad_table(tmp_path):
     (run,) = read_runs(table(tmp_path, HEADER, ROW.replace(",4,1024,8,4096,", ",,1024,8,4096,")))
     with pytest.raises(RunsError, match="the row does not state layers, without which there is no model; fill them in"):
         describe(run)
+
+
+def test_a_row_without_sizes_has_those_of_the_preset_that_it_names(tmp_path):
+    header = "id,framework,model,gpu,num_gpus,seq_len,tp,step_time_s"
+    known, unknown, unsized = read_runs(
+        table(
+            tmp_path,
+            header,
+            "a,torchtitan,llama3-8b,h100-sxm,8,2048,2,1",
+            "b,torchtitan,my-8b,h100-sxm,8,2048,2,1",
+            "c,torchtitan,llama3-8b,h100-sxm,8,,2,1",
+        )
+    )
+    job, assumptions = describe(known)
+    assert job.model == read_model("llama3-8b")
+    assert job.plan.framework.name == "torchtitan"
+    assert "the row does not state the sizes of llama3-8b: taken as the preset's" in assumptions
+    with pytest.raises(RunsError, match="layers, hidden, heads, vocab, without which there is no model"):
+        describe(unknown)
+    with pytest.raises(RunsError, match="does not state seq_len"):
+        describe(unsized)
