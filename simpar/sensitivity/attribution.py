@@ -1,7 +1,7 @@
 """What the critical path is spent on, by kind of work: whole nanoseconds that add up to the step."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from simpar.sensitivity.prices import Prices, transfer_of
 from simpar.sensitivity.step import Dependence
 from simpar.sensitivity.steps import Steps
 from simpar.sensitivity.waits import causes_of
+from simpar.trace.breakdown import waits_inside
 from simpar.trace.critical_path import PathPart, critical_path
 from simpar.trace.trace import COMMUNICATION_KINDS, COMPUTE_KINDS, KERNEL_KINDS, KINDS, NONE, Spans
 
@@ -86,22 +87,21 @@ class _Attribution:
             spent = made.busy_ns.get(kind, 0)
             self.total[OPTIMIZER if is_optimizer else _kind(kind)] += spent
             left -= spent
-        self._exposed(self._operation(row), made.exposed_ns)
+        for stream, (exposed, _) in waits_inside(made).items():
+            self._exposed(self._operation(row), stream, exposed)
         self.total[INTERFERENCE] += left - made.exposed_ns
 
-    def _exposed(self, operation: Operation | None, exposed: int) -> None:
-        """Time in which an operation waits for its own collectives, by their mean share of latency."""
+    def _exposed(self, operation: Operation | None, stream: str, exposed: int) -> None:
+        """Time in which an operation waits for its own collectives of a stream, by their mean share of latency."""
         if exposed:
-            share = 0.0 if operation is None else self._latency_share(operation)
+            share = 0.0 if operation is None else self._latency_share(operation, stream)
             latency = round(exposed * share)
-            stream = "tp" if operation is None else next(_streams(operation), "tp")
             self.total[f"{stream} {LATENCY}"] += latency
             self.total[f"{stream} {STREAMING}"] += exposed - latency
 
-    def _latency_share(self, operation: Operation) -> float:
-        transfers = [
-            transfer_of(inner, 0) for block in operation.blocks for inner in block.body if isinstance(inner, Collective)
-        ]
+    def _latency_share(self, operation: Operation, stream: str) -> float:
+        collectives = (i for block in operation.blocks for i in block.body if isinstance(i, Collective))
+        transfers = [transfer_of(inner, 0) for inner in collectives if inner.group.stream == stream]
         total = sum(self._prices.alone_ns(transfer) for transfer in transfers)
         return sum(self._prices.latency_ns(transfer) for transfer in transfers) / total if total else 0.0
 
@@ -117,7 +117,8 @@ class _Attribution:
         while time > part.start_ns and (kernel := ends.get(time)) is not None:
             kind, spent = KINDS[int(self._kernels.kind[kernel])], int(self._kernels.duration_ns[kernel])
             if kind in COMMUNICATION_KINDS:
-                self._exposed(self._operation(part.row), spent)
+                stream = trace.lanes[int(self._kernels.lane[kernel])].stream
+                self._exposed(self._operation(part.row), stream, spent)
             else:
                 self.total[OPTIMIZER if is_optimizer else _kind(kind)] += spent
             time -= spent
@@ -138,10 +139,6 @@ def _kind(kind: str) -> str:
     """A kind of span as a kind of work."""
     assert kind not in COMPUTE_KINDS or kind == "optimizer", f"{kind} is made of kernels"
     return OPTIMIZER if kind == "optimizer" else _OF_KERNEL.get(kind, MEMORY)
-
-
-def _streams(operation: Operation) -> Iterator[str]:
-    return (i.group.stream for block in operation.blocks for i in block.body if isinstance(i, Collective))
 
 
 def seconds(path: Mapping[str, int]) -> dict[str, float]:

@@ -94,7 +94,7 @@ def _rank_time(trace: Trace, lanes: dict[int, IntColumn]) -> RankTime:
         else:
             for kind, duration in kernels.items():
                 busy[kind] += duration
-        for stream, (shown, behind) in _inside(made).items():
+        for stream, (shown, behind) in waits_inside(made).items():
             exposed[stream] = exposed.get(stream, 0) + shown * count
             hidden[stream] = hidden.get(stream, 0) + behind * count
         interference += gpu_ns - made.gpu_ns * count
@@ -117,7 +117,7 @@ def _rank_time(trace: Trace, lanes: dict[int, IntColumn]) -> RankTime:
     )
 
 
-def _inside(made: Template) -> dict[str, tuple[int, int]]:
+def waits_inside(made: Template) -> dict[str, tuple[int, int]]:
     """Exposed and hidden time of the collectives inside an operation, by stream.
 
     Which of several streams the compute stream waits for is not recorded; each gets its share by the time it runs.

@@ -79,6 +79,10 @@ class Explanation:
             f"The steepest single parameter is {steepest.parameter.label}: 1% better shortens the step by about "
             f"{max(steepest.share, 0.0) * 1e-2:.2%}."
         )
+        if not all(found.is_exact for found in self.sensitivities):
+            said.append(
+                "The slopes of single parameters are estimates here: small changes reorder what meets on links."
+            )
         if self.result.bubble_fraction > _NOTABLE:
             said.append(
                 f"GPUs have nothing to do for {self.result.bubble_fraction:.0%} of the step on the mean (pipeline "
@@ -99,6 +103,7 @@ class Explanation:
                     "resource": s.parameter.resource,
                     "step_seconds": s.seconds,
                     "share": s.share,
+                    "is_exact": s.is_exact,
                 }
                 for s in self.sensitivities
             ],

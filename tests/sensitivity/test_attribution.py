@@ -55,3 +55,12 @@ def test_messages_of_a_pipeline_are_one_stream() -> None:
     path, result = found(job)
     assert {"pp latency", "pp streaming", "tp latency", "tp streaming"} <= set(path)
     assert round(sum(path.values()) * 1e9) == result.trace.step_ns  # type: ignore[attr-defined]
+
+
+def test_waits_inside_operations_go_to_the_streams_that_are_waited_for() -> None:
+    plan = {"tp": 2, "ep": 4, "etp": 1, "sequence_parallel": True, "seq_len": 512, "launch_s": 0.0}
+    path, result = found({"model": "mixtral-8x7b", "cluster": "h100-sxm:1x8", "plan": plan})
+    (rank,) = result.ranks  # type: ignore[attr-defined]
+    for stream in ("tp", "ep"):
+        spent = path[f"{stream} latency"] + path[f"{stream} streaming"]
+        assert spent == pytest.approx(rank.exposed_s[stream], rel=0.02)
