@@ -80,9 +80,7 @@ class Explanation:
             f"{max(steepest.share, 0.0) * 1e-2:.2%}."
         )
         if not all(found.is_exact for found in self.sensitivities):
-            said.append(
-                "The slopes of single parameters are estimates here: small changes reorder what meets on links."
-            )
+            said.append("Slopes of single parameters are estimates here: small changes reorder what meets on links.")
         if self.result.bubble_fraction > _NOTABLE:
             said.append(
                 f"GPUs have nothing to do for {self.result.bubble_fraction:.0%} of the step on the mean (pipeline "

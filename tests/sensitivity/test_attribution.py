@@ -58,9 +58,11 @@ def test_messages_of_a_pipeline_are_one_stream() -> None:
 
 
 def test_waits_inside_operations_go_to_the_streams_that_are_waited_for() -> None:
-    plan = {"tp": 2, "ep": 4, "etp": 1, "sequence_parallel": True, "seq_len": 512, "launch_s": 0.0}
+    # experts' all-to-alls and the collectives of tensor parallelism meet in the same operations
+    plan = {"tp": 2, "ep": 4, "etp": 1, "sequence_parallel": True, "zero": 1, "grad_accum": 8, "launch_s": 0.0}
     path, result = found({"model": "mixtral-8x7b", "cluster": "h100-sxm:1x8", "plan": plan})
     (rank,) = result.ranks  # type: ignore[attr-defined]
+    spent = {stream: path[f"{stream} latency"] + path[f"{stream} streaming"] for stream in ("tp", "ep")}
+    assert sum(spent.values()) == pytest.approx(rank.exposed_s["tp"] + rank.exposed_s["ep"], rel=0.01)
     for stream in ("tp", "ep"):
-        spent = path[f"{stream} latency"] + path[f"{stream} streaming"]
-        assert spent == pytest.approx(rank.exposed_s[stream], rel=0.02)
+        assert 0.9 < spent[stream] / rank.exposed_s[stream] < 1.1
