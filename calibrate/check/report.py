@@ -150,12 +150,22 @@ def differences(pair: Pair) -> "list[Difference]":
             paired.keys, paired.predicted_ns.tolist(), paired.measured_ns.tolist(), strict=True
         ):
             if kernels or key.kind in COMMUNICATION_KINDS:
-                name = f"{key.name} ({key.kind})" if key.kind in COMMUNICATION_KINDS else key.name
+                name = f"{key.name} ({key.kind})" if key.kind in COMMUNICATION_KINDS else _words(key.name)
                 entry = total[name]
                 entry[0] += 1
                 entry[1] += predicted
                 entry[2] += max(1, measured)
     return [Difference(name, *counts) for name, counts in total.items()]
+
+
+def _words(name: str) -> str:
+    """A kernel's name; layers of a ``torch.nn.Sequential`` are called by their number alone.
+
+    >>> _words("6 gemm grad"), _words("qkv")
+    ('layer 6 gemm gradient', 'qkv')
+    """
+    layer = f"layer {name}" if name[:1].isdigit() else name
+    return f"{layer}ient" if layer.endswith(" grad") else layer
 
 
 def _row(row: Row) -> dict[str, Any]:

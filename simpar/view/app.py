@@ -3,12 +3,19 @@
 It answers on the loopback interface only, and loads nothing from a network.
 """
 
+import logging
+import os
+import socket
+import sys
+import webbrowser
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from werkzeug.serving import make_server
 
+from simpar.errors import JobError
 from simpar.hardware.device import device_names
 from simpar.model.presets import preset_names
 from simpar.result import Result
@@ -18,7 +25,7 @@ from simpar.view.palette import palette
 from simpar.view.timeline import Timeline
 from simpar.view.timeline_page import asset, page
 from simpar.view.views import VIEWS
-from simpar.view.what_if import DEFAULTS, NUMBERS, Outcome, from_query, outcome, to_query, to_yaml
+from simpar.view.what_if import DEFAULTS, NUMBERS, Outcome, from_query, outcome, own_nic_gbps, to_query, to_yaml
 
 HOST = "127.0.0.1"
 
@@ -27,12 +34,13 @@ _SLIDERS = {  # ends as powers of two, and the unit of the first
     "micro_batch": (0, 6, 1), "global_batch": (0, 13, 1), "seq_len": (0, 7, 1024), "nic_gbps": (0, 7, 25),
 }  # fmt: skip
 _LABELS = {
-    "model": "model", "cluster": "cluster", "nic_gbps": "NIC, Gb/s (empty: as it is)",
+    "model": "model", "cluster": "cluster", "nic_gbps": "NIC, Gb/s",
     "tp": "tensor parallel", "pp": "pipeline parallel", "cp": "context parallel", "vpp": "model chunks a rank",
     "schedule": "schedule", "zero": "ZeRO", "sequence_parallel": "sequence parallel", "recompute": "recompute",
     "micro_batch": "micro-batch", "global_batch": "global batch", "seq_len": "tokens a sample",
 }  # fmt: skip
 _NAMES = tuple(DEFAULTS)
+_BESIDE = 12  # characters of choices that have room beside their label
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head>{%metas%}<title>{%title%}</title>{%css%}<style>
@@ -54,15 +62,42 @@ def build(first: Mapping[str, Any] | None = None) -> Dash:
     app.index_string = _index()
     app.layout = _layout({**DEFAULTS, **(first or {})})
     _add_sync(app)
+    _add_own_speed(app)
     _add_address(app)
     _add_simulation(app)
     _add_downloads(app)
     return app
 
 
-def serve(first: Mapping[str, Any] | None = None, *, port: int = 8050) -> None:
-    """Answers on this machine alone until it is interrupted."""
-    build(first).run(host=HOST, port=port, debug=False)
+def serve(first: Mapping[str, Any] | None = None, *, port: int = 8050, browser: bool = True) -> None:
+    """Answers on this machine alone until it is interrupted.
+
+    Args:
+        first: see :func:`build`.
+        port: on the loopback interface.
+        browser: opens the page in a browser, where this machine has a screen.
+
+    Raises:
+        JobError: something else answers on that port.
+    """
+    try:
+        place = socket.create_server((HOST, port))
+    except OSError as error:
+        raise JobError(
+            f"port {port} of {HOST} cannot be taken ({error.strerror}); choose another with --port"
+        ) from None
+    # a line per request, and a warning not to deploy what only answers this machine
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = make_server(HOST, port, build(first).server, threaded=True, fd=place.fileno())
+    if browser and _has_screen():
+        webbrowser.open(f"http://{HOST}:{server.server_port}/")  # waits in the queue of the socket until it is served
+    with place, server:
+        server.serve_forever()
+
+
+def _has_screen() -> bool:
+    """Whether a browser can open a window: on a terminal alone, one of text would take that."""
+    return sys.platform in ("darwin", "win32") or any(name in os.environ for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 def _index() -> str:
@@ -83,7 +118,7 @@ def _layout(first: Mapping[str, Any]) -> html.Div:
         html.Datalist(id="devices", children=[html.Option(value=f"{name}:16x8") for name in device_names()]),
         html.Div(id={"error": ""}, className="error"),
         *(_text(name, first[name], options) for name, options in (("model", "models"), ("cluster", "devices"))),
-        _number("nic_gbps", first["nic_gbps"]),
+        _number("nic_gbps", first["nic_gbps"], own_nic_gbps(first["cluster"])),
         html.H2("degrees"),
         *(_number(name, first[name]) for name in ("tp", "pp", "cp", "vpp")),
         _choice("schedule", first["schedule"], list(SCHEDULES)),
@@ -143,7 +178,8 @@ def _text(name: str, value: Any, options: str) -> html.Div:
     return _field(name, dcc.Input(id={"field": name}, value=value, type="text", list=options, debounce=True), wide=True)
 
 
-def _number(name: str, value: Any) -> html.Div:
+def _number(name: str, value: Any, own: float | None = None) -> html.Div:
+    """A number with a slider; where it is empty, both show what it is of its own."""
     low, high, unit = _SLIDERS[name]
     step = high // 4 + 1 if high > 8 else 1
     marks = {place: f"{unit * 2**place:,}" for place in range(low, high + 1, max(step, 1 + (high > 6)))}
@@ -151,13 +187,18 @@ def _number(name: str, value: Any) -> html.Div:
         low,
         high,
         1,
-        value=_place(name, value),
+        value=_place(name, value or own),
         marks=marks,
         id=f"slider-{name}",
         included=False,
         allow_direct_input=False,
     )
-    return _field(name, dcc.Input(id={"field": name}, value=value, type="number", debounce=True), slider)
+    box = dcc.Input(id={"field": name}, value=value, type="number", placeholder=_own_text(own), debounce=True)
+    return _field(name, box, slider)
+
+
+def _own_text(own: float | None) -> str:
+    return "" if own is None else f"{own:g}"
 
 
 def _place(name: str, value: Any) -> int:
@@ -168,7 +209,8 @@ def _place(name: str, value: Any) -> int:
 def _choice(name: str, value: Any, options: Sequence[Any]) -> html.Div:
     shown = [{"label": {True: "yes", False: "no"}[o] if isinstance(o, bool) else str(o), "value": o} for o in options]
     if len(options) <= 4:
-        return _field(name, dcc.RadioItems(shown, value, id={"field": name}, inline=True, className="choice"))
+        radios = dcc.RadioItems(shown, value, id={"field": name}, inline=True, className="choice")
+        return _field(name, radios, wide=sum(len(str(one["label"])) for one in shown) > _BESIDE)
     return _field(name, dcc.Dropdown(shown, value, id={"field": name}, clearable=False, style={"width": 150}))
 
 
@@ -176,12 +218,12 @@ def _choice(name: str, value: Any, options: Sequence[Any]) -> html.Div:
 
 
 def _add_sync(app: Dash) -> None:
-    """A slider sets the number beside it, and the number the slider."""
+    """A slider sets the number beside it, and the number the slider, which shows what an empty one is of its own."""
     for name, (low, high, unit) in _SLIDERS.items():
         slider = f"slider-{name}"
         app.clientside_callback(
-            f"""(place, value) => {{
-                const keep = window.dash_clientside.no_update;
+            f"""(place, typed, own) => {{
+                const keep = window.dash_clientside.no_update, value = typed > 0 ? typed : +own;
                 const at = value > 0 ? Math.min({high}, Math.max({low}, Math.floor(Math.log2(value / {unit})))) : {low};
                 const by = window.dash_clientside.callback_context.triggered.map((it) => it.prop_id).join();
                 if (at === place || !by) return [keep, keep];
@@ -191,8 +233,17 @@ def _add_sync(app: Dash) -> None:
             Output(slider, "value"),
             Input(slider, "value"),
             Input({"field": name}, "value"),
+            Input({"field": name}, "placeholder"),
             prevent_initial_call=True,
         )
+
+
+def _add_own_speed(app: Dash) -> None:
+    @app.callback(  # type: ignore[untyped-decorator]
+        Output({"field": "nic_gbps"}, "placeholder"), Input({"field": "cluster"}, "value"), prevent_initial_call=True
+    )
+    def show_own(cluster: Any) -> str:
+        return _own_text(own_nic_gbps(cluster))
 
 
 def _add_address(app: Dash) -> None:
@@ -307,7 +358,8 @@ def _drawn(result: Result, before: Outcome | None, view: str, *, dark: bool) -> 
     figure = result.view(view if view in VIEWS else "timeline", dark=dark)
     if isinstance(figure, Timeline):
         return _frame(figure, result.title, dark=dark)
-    return dcc.Graph(figure=figure, config=CONFIG, style={"minHeight": figure.layout.height})
+    least, figure.layout.height = figure.layout.height, None  # it takes that of its place
+    return dcc.Graph(figure=figure, config=CONFIG, responsive=True, style={"minHeight": least, "height": "100%"})
 
 
 def _frame(figure: Any, title: str, *, dark: bool) -> html.Iframe:

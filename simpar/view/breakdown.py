@@ -6,9 +6,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from simpar.trace.breakdown import RankTime
-from simpar.trace.utilisation import communicator
 from simpar.units import format_time
-from simpar.view.figure import dress, legend_above
+from simpar.view.figure import dress, legend_beside
 from simpar.view.page import View
 from simpar.view.palette import Palette, between, label, palette
 
@@ -16,6 +15,7 @@ MOST_BARS = 48
 """Ranks of a figure; more are not told apart."""
 
 _ROW_PX = 30
+_ABOVE_PX = 26  # for the title of the upper panel
 
 
 def breakdown_bars(ranks: Sequence[RankTime], *, dark: bool = False, title: str = "") -> go.Figure:
@@ -44,7 +44,7 @@ def breakdown_bars(ranks: Sequence[RankTime], *, dark: bool = False, title: str 
     _add_step(figure, shown, names, step_s, colours)
     if streams:
         _add_streams(figure, shown, names, streams, colours)
-    figure.update_layout(barmode="stack", legend=legend_above(colours), bargap=0.22)
+    figure.update_layout(barmode="stack", legend=legend_beside(colours), bargap=0.22)
     figure.update_annotations(x=0, xanchor="left", font_size=13)
     if figure.layout.annotations:
         figure.layout.annotations[0].update(yshift=2)
@@ -53,10 +53,7 @@ def breakdown_bars(ranks: Sequence[RankTime], *, dark: bool = False, title: str 
     left = len(ranks) - len(shown)
     said = f"step {format_time(step_s)}" + (f"; the first {len(shown)} of {len(ranks)} simulated ranks" if left else "")
     height = max(len(shown), 3) * _ROW_PX * (2 if streams else 1) + 120
-    figure.update_layout(legend={"y": 1.0, "yref": "paper"})
-    made = dress(figure, colours, title=title or "breakdown", subtitle=said, height=height, above=86)
-    made.layout.legend.update(y=1 + 30 / height)
-    return made
+    return dress(figure, colours, title=title or "breakdown", subtitle=said, height=height, above=_ABOVE_PX)
 
 
 def _name(rank: RankTime) -> str:
@@ -95,7 +92,7 @@ def _add_step(figure: go.Figure, ranks: Sequence[RankTime], names: list[str], st
     add("slowed by collectives", [rank.interference_s for rank in ranks], colours.alarm)
     add("waits for host", [rank.host_wait_s for rank in ranks], colours.kinds["host"])
     for stream in dict.fromkeys(stream for rank in ranks for stream in rank.exposed_s):
-        add(f"exposed {stream}", [rank.exposed_s.get(stream, 0.0) for rank in ranks], _stream(stream, colours))
+        add(f"exposed {stream}", [rank.exposed_s.get(stream, 0.0) for rank in ranks], colours.family(stream))
     add("bubble", [rank.bubble_s for rank in ranks], colours.kinds["warm-up"])
 
 
@@ -103,7 +100,7 @@ def _add_streams(
     figure: go.Figure, ranks: Sequence[RankTime], names: list[str], streams: list[str], colours: Palette
 ) -> None:
     for stream in streams:
-        full = _stream(stream, colours)
+        full = colours.family(stream)
         for word, colour in (("exposed", full), ("hidden", between(full, colours.surface, 0.6))):
             values = [getattr(rank, f"{word}_s").get(stream, 0.0) for rank in ranks]
             figure.add_bar(
@@ -117,7 +114,3 @@ def _add_streams(
                 row=2,
                 col=1,
             )
-
-
-def _stream(stream: str, colours: Palette) -> str:
-    return colours.families.get(communicator(stream), colours.faint)

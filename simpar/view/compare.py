@@ -15,7 +15,7 @@ from simpar.trace.pairing import Pairs, Side, pair, pair_in_order
 from simpar.trace.trace import Spans, Trace
 from simpar.units import format_time
 from simpar.view.bars import Drawing, add_bars
-from simpar.view.differences import BAR_PX, Difference, add_differences
+from simpar.view.differences import BAR_PX, Difference, add_differences, signed
 from simpar.view.hover import TimeUnit, step_text, time_unit
 from simpar.view.layout import Panel, add_heading, add_lane_names, lay_out
 from simpar.view.level_of_detail import to_rectangles
@@ -138,7 +138,7 @@ def compare(
     if shown:
         add_differences(figure, shown[::-1], drawn.colours)
     headline = _headline(drawn)
-    told = ", ".join(f"{name} {value}" for name, value in headline.items())
+    told = ", ".join(f"{name}: {value}" for name, value in headline.items())
     second_line = " · ".join(text for text in (subtitle, told, _paired_text(drawn)) if text)
     add_heading(figure, escape(title), second_line, drawn.colours)
     figure.carry(_contents(drawn, headline, subtitle, dark))
@@ -167,10 +167,9 @@ def combine(figures: dict[str, go.Figure]) -> go.Figure:
         for axis in ("xaxis2", "yaxis2", "yaxis3"):
             layout.setdefault(axis, {"visible": False})
         layout.setdefault("shapes", [])
+        layout.pop("height", None)  # all have that of the tallest, or of the window
         visible = [other == name for other, one in figures.items() for _ in one.data]
-        buttons.append(
-            {"label": name, "method": "update", "args": [{"visible": visible}, {**layout, "height": tallest}]}
-        )
+        buttons.append({"label": name, "method": "update", "args": [{"visible": visible}, layout]})
     combined.update_layout(figures[shown].layout)
     menu = {
         "buttons": buttons,
@@ -243,7 +242,7 @@ def _headline(drawn: _Comparison) -> dict[str, str]:
     (first, second), (a, b) = drawn.traces, drawn.words
     headline = {a: format_time(first.step_s), b: format_time(second.step_s)}
     if second.step_ns:
-        headline[f"{a} / {b} − 1"] = f"{first.step_ns / second.step_ns - 1:+.1%}"
+        headline[f"{a} / {b} − 1"] = signed(first.step_ns / second.step_ns - 1, ".1%")
     return headline
 
 
@@ -292,7 +291,7 @@ def _strip_text(drawn: _Comparison, row: int, error: float) -> str:
     spans, shown = drawn.table, drawn.shown
     number = f" · microbatch {spans.microbatch[row]}" if spans.microbatch[row] >= 0 else ""
     name, where = escape(shown.names[spans.name[row]]), escape(shown.where(int(spans.lane[row])))
-    return f"<b>{error:+.1f} %</b>  {name}{number}<br>{where}"
+    return f"<b>{signed(error, '.1f')} %</b>  {name}{number}<br>{where}"
 
 
 def _contents(drawn: _Comparison, headline: dict[str, str], subtitle: str, dark: bool) -> Contents:

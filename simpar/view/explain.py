@@ -1,18 +1,18 @@
 """What bounds a step, and how two steps differ, as figures."""
 
 from collections.abc import Sequence
-from html import escape
-from textwrap import wrap
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from simpar.units import format_time
-from simpar.view.palette import Palette, palette
+from simpar.view.figure import dress
+from simpar.view.palette import palette
 from simpar.whatif.comparison import Comparison
 from simpar.whatif.explanation import Explanation
 
-_BAR_PX, _HEAD_PX, _LINE_PX, _FIRST_PX, _WORDS = 26, 96, 19, 28, 150
+_BAR_PX, _WATERFALL_PX = 26, 420
+_ABOVE_PX = 26  # for the titles of the panels
 _NOTABLE = 1e-3  # share of the step below which a bar would not be seen
 
 
@@ -49,7 +49,15 @@ def explanation_figure(found: Explanation, *, dark: bool = False) -> go.Figure:
     )
     _bars(figure, slopes, [f"{share:.2f}" for _, share in slopes], colours.kinds["backward"], row=2, col=2)
     rows = max(len(path), len(rooms) + len(slopes) + 3)
-    return _finished(figure, found.result.title, found.words, colours, rows * _BAR_PX)
+    made = dress(
+        figure,
+        colours,
+        title=found.result.title,
+        subtitle="\n".join(found.words),
+        height=rows * _BAR_PX,
+        above=_ABOVE_PX,
+    )
+    return made.update_xaxes(showgrid=False)
 
 
 def comparison_figure(found: Comparison, *, dark: bool = False) -> go.Figure:
@@ -82,7 +90,9 @@ def comparison_figure(found: Comparison, *, dark: bool = False) -> go.Figure:
         )
     )
     figure.update_yaxes(title="step time, s", rangemode="tozero", gridcolor=colours.line)
-    return _finished(figure, f"A: {found.a.title}<br>B: {found.b.title}", found.words, colours, 420, lines=1)
+    said = "\n".join((f"A: {found.a.title}", f"B: {found.b.title}", *found.words))
+    made = dress(figure, colours, title="from step A to step B", subtitle=said, height=_WATERFALL_PX)
+    return made.update_xaxes(showgrid=False)
 
 
 def _bars(
@@ -104,34 +114,3 @@ def _bars(
     most = max((value for _, value in values), default=1.0)
     figure.update_xaxes(range=[0, most * 1.45], visible=False, row=row, col=col)
     figure.update_yaxes(autorange="reversed", row=row, col=col)
-
-
-def _finished(
-    figure: go.Figure, title: str, words: Sequence[str], colours: Palette, height: int, *, lines: int = 0
-) -> go.Figure:
-    """Title and words above the plot."""
-    said = [line for sentence in words for line in wrap(sentence, _WORDS)]
-    top = _HEAD_PX + _LINE_PX * (len(said) + lines)
-    whole = top + height + 50
-    heading = "<br>".join(escape(part) for part in title.split("<br>"))
-    text = "<br>".join(escape(line) for line in said)
-    figure.update_layout(
-        template=colours.template,
-        paper_bgcolor=colours.surface,
-        plot_bgcolor=colours.surface,
-        font={"color": colours.text, "family": "system-ui, sans-serif", "size": 13},
-        title={
-            "text": f"<b>{heading}</b><br><span style='font-size:13px;color:{colours.faint}'>{text}</span>",
-            "x": 0.02,
-            # plotly puts the first of several lines upon this height, and gives them no padding
-            "y": 1.0 - _FIRST_PX / whole,
-            "yref": "container",
-            "yanchor": "top",
-            "font": {"size": 16},
-        },
-        margin={"l": 40, "r": 40, "t": top, "b": 50},
-        height=whole,
-    )
-    figure.update_xaxes(showgrid=False, automargin=True)
-    figure.update_yaxes(automargin=True)
-    return figure

@@ -36,12 +36,12 @@ def dress(
         figure: gets them in place.
         colours: light or dark.
         title: heading.
-        subtitle: text below it, broken into lines.
+        subtitle: text below it; its lines are broken where they are long.
         height: of the plot itself, in pixels.
         above: pixels between heading and plot for a legend or panel titles.
         below: pixels below the plot beyond those of an axis.
     """
-    lines = wrap(subtitle, _WORDS)
+    lines = [part for line in subtitle.splitlines() for part in wrap(line, _WORDS)]
     add_heading(figure, escape(title), "<br>".join(escape(line) for line in lines), colours)
     top = _HEAD_PX + _LINE_PX * max(len(lines) - 1, 0) + above
     figure.update_layout(
@@ -67,6 +67,19 @@ def legend_above(colours: Palette) -> dict[str, Any]:
         "xanchor": "left",
         "y": 1.0,
         "yanchor": "bottom",
+        "font": {"size": 12, "color": colours.text},
+        "itemsizing": "constant",
+        "traceorder": "normal",
+    }
+
+
+def legend_beside(colours: Palette) -> dict[str, Any]:
+    """A legend in a column at the right, for panels that have titles above them."""
+    return {
+        "x": 1.01,
+        "xanchor": "left",
+        "y": 1.0,
+        "yanchor": "top",
         "font": {"size": 12, "color": colours.text},
         "itemsizing": "constant",
         "traceorder": "normal",

@@ -3,7 +3,7 @@
 import numpy as np
 import plotly.graph_objects as go
 
-from simpar.trace.utilisation import busy_share, communicator, link_share
+from simpar.trace.utilisation import busy_share, link_share
 from simpar.view.hover import TimeUnit
 from simpar.view.palette import Palette
 from simpar.view.scene import Scene
@@ -35,7 +35,7 @@ def add_links(figure: go.Figure, shown: Scene, unit: TimeUnit, colours: Palette,
             yaxis=f"y{axis}",
             legend=f"legend{axis}",
             mode="lines",
-            line={"shape": "hv", "width": 1.2, "color": colours.families.get(communicator(name), colours.faint)},
+            line={"shape": "hv", "width": 1.2, "color": colours.family(name)},
             name=name,
             hovertemplate=f"<b>{name}</b> {told}<br>at %{{x:,.{unit.decimals}f}} {unit.name}<extra></extra>",
         )

@@ -74,7 +74,7 @@ def memory_stages(
                 "font": {"color": colours.alarm},
                 "yanchor": "bottom",
             },
-            annotation_position="top left",
+            annotation_position="top right",
         )
         said += f" of {format_bytes(capacity_bytes)}"
     if len(ordered) > len(shown):

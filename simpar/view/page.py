@@ -27,7 +27,7 @@ style-src 'unsafe-inline'; img-src data: blob:; form-action 'none'; base-uri 'no
 <title>{title}</title>
 <style>
 html, body {{ margin: 0; background: {surface}; color: {text}; font-family: system-ui, sans-serif; }}
-#figure {{ width: 100%; min-width: 640px; height: {height}px; }}
+#figure {{ width: 100%; min-width: 640px; height: clamp({height}px, 100vh, {tallest}px); }}
 #message {{ padding: 2em; }}
 </style>
 </head>
@@ -46,6 +46,7 @@ const unpack = async (id) => {{
   library.textContent = await unpack("library");
   document.head.append(library);
   const figure = JSON.parse(await unpack("content"));
+  delete figure.layout.height; // the figure takes that of its place
   await Plotly.newPlot("figure", figure.data, figure.layout, {config});
   document.getElementById("message").remove();
 }})().catch((problem) => {{
@@ -57,6 +58,7 @@ const unpack = async (id) => {{
 """
 
 _DEFAULT_HEIGHT = 600
+_STRETCH = 3  # a figure fills the window, but bars so many times as high as they were meant to be are enough
 
 CONFIG = {
     "scrollZoom": True,
@@ -96,17 +98,20 @@ class View(go.Figure):  # type: ignore[misc]  # plotly has no types
 def write_page(figure: go.Figure, path: str | Path, *, title: str = "simpar") -> None:
     """Writes ``figure`` as one self-contained HTML file of some 2 MB, whole or not at all.
 
-    The page takes its background from the figure's.
+    The page takes its background from the figure's. The figure fills the window: it is at least as high as its layout
+    says, and at most three times that.
 
     Raises:
         OutputError: if the folder of ``path`` does not exist or the file cannot be written.
     """
     layout = figure.layout
+    height = int(layout.height or _DEFAULT_HEIGHT)
     page = _PAGE.format(
         title=escape(title),
         surface=escape(layout.paper_bgcolor or "#FFFFFF"),
         text=escape(layout.font.color or "#1D2530"),
-        height=int(layout.height or _DEFAULT_HEIGHT),
+        height=height,
+        tallest=_STRETCH * height,
         config=json.dumps(CONFIG),
         library=_packed(get_plotlyjs()),
         content=_packed(figure.to_json()),

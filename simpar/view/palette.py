@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from simpar.trace.bubbles import BUBBLE_CAUSES
 from simpar.trace.trace import KINDS, MEMORY_CATEGORIES
+from simpar.trace.utilisation import communicator
 
 DRAWN_KINDS = (*KINDS, *BUBBLE_CAUSES)
 """What rectangles show: kinds of spans, and behind them the causes of bubbles."""
@@ -18,7 +19,7 @@ BUBBLES_FROM = len(KINDS)
 """The first of ``DRAWN_KINDS`` that is a cause of bubbles."""
 
 _LIGHT_BUBBLES = dict(zip(BUBBLE_CAUSES, ("#DBDEED", "#A3A7BC", "#D8C3B9", "#EA4B8B", "#8BC27E"), strict=True))
-_DARK_BUBBLES = dict(zip(BUBBLE_CAUSES, ("#293037", "#495764", "#5E483E", "#790D0F", "#248C6D"), strict=True))
+_DARK_BUBBLES = dict(zip(BUBBLE_CAUSES, ("#293037", "#495764", "#5E483E", "#600068", "#248C6D"), strict=True))
 
 _LIGHT = MappingProxyType(
     {
@@ -67,8 +68,9 @@ _MEMORY = MappingProxyType(
 
 
 def _families(kinds: MappingProxyType[str, str]) -> MappingProxyType[str, str]:
-    """Communicators have the colours of what they mostly carry."""
+    """Communicators have the colours of what they mostly carry; streams that run beside those of dp have others."""
     carried = {"tp": "all_gather", "cp": "shift", "ep": "all_to_all", "pp": "p2p", "dp": "reduce_scatter"}
+    carried |= {"dp_experts": "all_reduce", "dp_replicas": "elementwise", "dp_expert_replicas": "norm"}
     carried |= {"host": "copy", "cpu": "optimizer"}
     return MappingProxyType({name: kinds[kind] for name, kind in carried.items()})
 
@@ -87,7 +89,7 @@ class Palette:
         accent: what is chosen.
         kinds: colour by kind of span, and by cause of bubbles.
         memory: colour by category of memory.
-        families: colour by communicator.
+        families: colour by communicator, and by stream where one differs from the others of its communicator.
         ramp: first, middle and last colour of a series of like lines (one per stage).
     """
 
@@ -102,6 +104,10 @@ class Palette:
     memory: MappingProxyType[str, str]
     families: MappingProxyType[str, str]
     ramp: tuple[str, str, str]
+
+    def family(self, stream: str) -> str:
+        """The colour of a stream, or else of its communicator."""
+        return self.families.get(stream) or self.families.get(communicator(stream), self.faint)
 
     def ramp_at(self, fraction: float) -> str:
         """The colour of the line at ``fraction`` of the series, from 0 to 1."""

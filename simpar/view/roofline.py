@@ -16,11 +16,12 @@ from plotly.subplots import make_subplots
 
 from simpar.trace.trace import KERNEL_KINDS, KINDS, Trace
 from simpar.units import TFLOP, format_bytes, format_time
-from simpar.view.figure import dress, legend_above
+from simpar.view.figure import dress, legend_beside
 from simpar.view.page import View
 from simpar.view.palette import Palette, label, palette
 
 _LARGEST_PX, _SMALLEST_PX = 46.0, 5.0
+_ABOVE_PX = 26  # for the titles of the panels
 _NAMED = 6  # labels a panel; more would lie on each other
 
 
@@ -130,14 +131,12 @@ def roofline(
     figure.update_yaxes(type="log", title="TFLOP/s", exponentformat="none", dtick="D2", row=1, col=1)
     figure.update_xaxes(type="log", title="bytes of a launch", exponentformat="SI", dtick=1, row=1, col=2)
     figure.update_yaxes(title="TB/s", rangemode="tozero", range=[0, reach * 1.15], row=1, col=2)
-    figure.update_layout(legend=legend_above(colours), hovermode="closest")
+    figure.update_layout(legend=legend_beside(colours), hovermode="closest")
     figure.update_annotations(selector={"yanchor": "bottom", "xref": "paper"}, font={"size": 13})
     said = "the area of a point is its share of the time of all kernels"
     if not found:
         said = "this trace has no kernels to show"
-    made = dress(figure, colours, title=title or "roofline", subtitle=said, height=520, above=70)
-    made.layout.legend.update(y=1.07)
-    return made
+    return dress(figure, colours, title=title or "roofline", subtitle=said, height=520, above=_ABOVE_PX)
 
 
 def _add_roofs(

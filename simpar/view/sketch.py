@@ -1,27 +1,31 @@
 """Where the parts of a cluster are drawn: GPUs, switches and cables with the link directions that each cable has.
 
-Tiers are levels of height: the switch of a node, its GPUs, leaves, spine. Tori are grids, dragonflies circles of
-groups, and topologies of one's own are laid out by networkx.
+Tiers are levels of height: the switch of a node, its GPUs, leaves, spine; of large clusters one column stands for a
+node, or for a pod, with all its GPUs. Tori are grids, dragonflies circles of groups, and topologies of one's own are
+laid out by networkx.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import cos, pi, sin
 
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.torus import Torus
 
-_MOST_GPUS = 512  # more than a screen can show
+_MOST_GPUS = 512  # of grids and dragonflies; more than a screen can show
+_MOST_ALONE = 32  # GPUs of tiers that have room for a name each
+_MOST_COLUMNS, _MOST_NUMBERS, _MOST_COUNTS = 128, 64, 12  # columns, and those of them with a number or a count
 
 
 @dataclass(frozen=True, slots=True)
 class Vertex:
-    """A GPU (``gpu``) or something that switches (``switch``), at a place."""
+    """A GPU (``gpu``) or something that switches (``switch``), at a place; beside it its label, else its name."""
 
     name: str
     kind: str
     x: float
     y: float
+    label: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class Sketch:
     Attributes:
         vertices: by name.
         cables: between them.
-        note: what is not drawn, or an empty string.
+        note: what is not drawn, and what stands for several, or an empty string.
     """
 
     vertices: dict[str, Vertex]
@@ -56,15 +60,16 @@ def sketch(cluster: Cluster) -> Sketch:
     torus = cluster.node_link.torus(cluster.gpus_per_node)
     if torus is not None:
         return _slices(cluster, torus)
-    nodes = max(min(cluster.nodes, _MOST_GPUS // cluster.gpus_per_node), 1)
-    gpus = min(cluster.gpus_per_node, _MOST_GPUS)
-    note = f"the first {nodes} of {cluster.nodes} nodes" if nodes < cluster.nodes else ""
-    is_dragonfly = cluster.fabric is not None and cluster.fabric.topology == "dragonfly"
-    return _dragonfly(cluster, nodes, note) if is_dragonfly else _tiers(cluster, nodes, gpus, note)
+    if cluster.fabric is not None and cluster.fabric.topology == "dragonfly":
+        nodes = max(min(cluster.nodes, _MOST_GPUS // cluster.gpus_per_node), 1)
+        return _dragonfly(cluster, nodes, f"the first {nodes} of {cluster.nodes} nodes" * (nodes < cluster.nodes))
+    return _tiers(cluster) if cluster.gpus <= _MOST_ALONE or cluster.nodes == 1 else _columns(cluster)
 
 
-def _tiers(cluster: Cluster, nodes: int, gpus: int, note: str) -> Sketch:
-    local, fabric = cluster.gpus_per_node, cluster.fabric
+def _tiers(cluster: Cluster) -> Sketch:
+    local, fabric, nodes = cluster.gpus_per_node, cluster.fabric, cluster.nodes
+    gpus = min(local, _MOST_GPUS)
+    note = f"the first {gpus} of {local} GPUs" if gpus < local else ""
     vertices: dict[str, Vertex] = {}
     cables: list[Cable] = []
     gap = 1.5  # between nodes, in widths of a GPU
@@ -103,8 +108,56 @@ def _tiers(cluster: Cluster, nodes: int, gpus: int, note: str) -> Sketch:
     return Sketch(vertices, tuple(cables), note)
 
 
-def _add(vertices: dict[str, Vertex], name: str, kind: str, x: float, y: float) -> str:
-    vertices[name] = Vertex(name, kind, x, y)
+def _columns(cluster: Cluster) -> Sketch:
+    """A column for the GPUs of each node, or of each pod where nodes are too many: cables side by side are one."""
+    local, fabric, whole = cluster.gpus_per_node, cluster.fabric, cluster.nodes
+    pod_nodes = (fabric.pod_nodes if fabric is not None else None) or whole
+    size = 1 if whole <= _MOST_COLUMNS or pod_nodes == whole else pod_nodes
+    nodes, word = min(whole, _MOST_COLUMNS * size), "node" if size == 1 else "pod"
+    vertices: dict[str, Vertex] = {}
+    cables: list[Cable] = []
+    pods: dict[int, list[int]] = {}
+    columns = [range(first, min(first + size, nodes)) for first in range(0, nodes, size)]
+    every = -(-len(columns) // _MOST_NUMBERS)
+    rails = local if fabric is not None and fabric.rail_optimized else 1
+    for column, members in enumerate(columns):
+        pods.setdefault(members[0] // pod_nodes, []).append(column)
+        ranks = range(members[0] * local, (members[-1] + 1) * local)
+        number = str(column) if column % every == 0 else ""
+        held = _add(vertices, f"GPUs {ranks[0]} to {ranks[-1]}", "gpu", column, 0.0, number)
+        inner = _add(vertices, f"{word} {column}", "switch", column, 1.0, "")
+        cables.append(Cable(held, inner, _both_ways(f"gpu{rank}" for rank in ranks)))
+        if fabric is not None:
+            leaves = _leaves(members[0] // pod_nodes, rails)
+            cables.append(Cable(inner, leaves, _both_ways(f"nic{rank}" for rank in ranks)))
+    counted = f"{rails} leaves" if rails > 1 else "1 leaf"
+    if fabric is not None:
+        for pod, of_pod in pods.items():
+            text = counted if len(pods) <= _MOST_COUNTS else ""
+            _add(vertices, _leaves(pod, rails), "switch", (of_pod[0] + of_pod[-1]) / 2, 2.2, text)
+        if rails * len(pods) > 1:
+            spine = _add(vertices, "spine", "switch", (len(columns) - 1) / 2, 3.2, "spine")
+            for pod in pods:
+                names = [f"leaf{pod}.{rail}" for rail in range(rails)] if fabric.rail_optimized else [f"leaf{pod}"]
+                cables.append(Cable(_leaves(pod, rails), spine, _both_ways(names)))
+    held_by = f"{local} GPUs" if size == 1 else f"{size} nodes of {local} GPUs, below its {counted}"
+    notes = [f"the first {nodes:,} of {whole:,} nodes"] if nodes < whole else []
+    notes += [f"a column is a {word}, numbered, with its {held_by}", "a line shows the busiest of its cables"]
+    return Sketch(vertices, tuple(cables), "; ".join(notes))
+
+
+def _both_ways(links: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f"{link}{way}" for link in links for way in "><")
+
+
+def _leaves(pod: int, rails: int) -> str:
+    return f"leaf{pod}" if rails == 1 else f"leaves {pod}.0 to {pod}.{rails - 1}"
+
+
+def _add(  # noqa: PLR0917 - a vertex
+    vertices: dict[str, Vertex], name: str, kind: str, x: float, y: float, label: str | None = None
+) -> str:
+    vertices[name] = Vertex(name, kind, x, y, label)
     return name
 
 

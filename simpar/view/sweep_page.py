@@ -151,10 +151,13 @@ def packed_timeline(result: Result) -> tuple[dict[str, Any], str]:
     """A timeline of operations, as the page of a timeline takes it; whether it is dark, the page around it says."""
     trace = replace(result.trace, expand=None)
     shown = scene(trace)
+    unseen = {lane.stream for lane in trace.lanes} - {trace.lanes[lane].stream for lane in shown.used.tolist()}
+    words = f"left out for size: {' and '.join(sorted(unseen))} inside layers ('simpar simulate --timeline' shows all)"
     contents = page_contents(
         trace,
         shown,
         place(shown.lanes, shown.used),
+        subtitle=words if unseen else "",
         headline=result.headline,
         memory_capacity_bytes=result.job.cluster.device.memory_bytes,
     )

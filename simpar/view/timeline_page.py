@@ -32,7 +32,10 @@ from simpar.view.palette import BUBBLES_FROM, DRAWN_KINDS, Palette, label, palet
 from simpar.view.rows import Rows, role, who
 from simpar.view.scene import Scene
 
-_SCRIPTS = ("unpack.js", "cut.js", "text.js", "panels.js", "folds.js", "view.js", "hover.js", "page.js")
+_SCRIPTS = (
+    *("unpack.js", "cut.js", "text.js", "panels.js", "folds.js"),
+    *("lanes.js", "below.js", "over.js", "view.js", "hover.js", "page.js"),
+)
 _NOTHING: IntColumn = np.zeros(0, np.int64)
 
 

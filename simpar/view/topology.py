@@ -5,7 +5,7 @@ link totals. In a folded trace ranks that were not simulated have the loads of t
 """
 
 from collections.abc import Mapping
-from math import ceil
+from math import atan2, ceil, pi, remainder
 from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from simpar.trace.trace import Trace
 
 _STEPS = 12  # colours of cables; a trace of plotly has one colour
+_FEW = 100  # vertices that all have room for a name
+_SIDES = {"bottom center": -pi / 2, "top center": pi / 2, "middle right": 0.0, "middle left": pi}
+_CORNERS = {"top right": pi / 4, "bottom right": -pi / 4}  # where cables leave no side free
+_RATHER_SIDES = 0.6
 _MANY = 300  # cables of a figure from which on they are drawn thinner
 _STUB = 0.45  # how far a cable that leads round a torus is drawn, in distances of chips
 
@@ -132,7 +136,10 @@ def _lines(drawn: Sketch, cable: Cable) -> list[tuple[tuple[float, float], tuple
 def _add_labels(figure: go.Figure, drawn: Sketch, busy: Mapping[Cable, float]) -> None:
     """Points to hover over, in the middle of cables."""
     middles = [_lines(drawn, cable)[0] for cable in drawn.cables]
-    texts = [f"{c.a} – {c.b}<br>busy {busy[c]:.1%} of the step<br>{', '.join(c.links[:2])}" for c in drawn.cables]
+    texts = [
+        f"{c.a} – {c.b}<br>busy {busy[c]:.1%} of the step<br>{', '.join(c.links[:2])}{', …' * (len(c.links) > 2)}"
+        for c in drawn.cables
+    ]
     figure.add_trace(
         go.Scatter(
             x=[(a[0] + b[0]) / 2 for a, b in middles],
@@ -146,22 +153,24 @@ def _add_labels(figure: go.Figure, drawn: Sketch, busy: Mapping[Cable, float]) -
 
 
 def _add_vertices(figure: go.Figure, drawn: Sketch, colours: Palette) -> None:
-    few = len(drawn.vertices) <= 80
+    few = len(drawn.vertices) <= _FEW
+    free = _free_sides(drawn)
     for kind, symbol, size in (("gpu", "circle", 9), ("switch", "square", 12)):
         chosen = [vertex for vertex in drawn.vertices.values() if vertex.kind == kind]
         if not chosen:
             continue
-        crowded, lowest = kind == "gpu" and len(chosen) > 16, min(v.y for v in drawn.vertices.values())
+        crowded = len(chosen) > 16
         named = few or (kind == "switch" and len(chosen) <= 40)
         figure.add_trace(
             go.Scatter(
                 x=[vertex.x for vertex in chosen],
                 y=[vertex.y for vertex in chosen],
-                mode="markers+text" if named else "markers",
-                text=[_short(vertex.name) if crowded else vertex.name for vertex in chosen],
-                textposition=[_beside(vertex, lowest, crowded=crowded) for vertex in chosen],
+                mode="markers+text",
+                text=[_label(vertex, named=named, short=crowded) for vertex in chosen],
+                textposition=[free[vertex.name] for vertex in chosen],
                 customdata=[vertex.name for vertex in chosen],
-                textfont={"size": 10, "color": colours.faint},
+                textfont={"size": 11 if few else 10, "color": colours.faint},
+                cliponaxis=False,
                 marker={
                     "symbol": symbol,
                     "size": size if few else size * 0.6,
@@ -173,16 +182,37 @@ def _add_vertices(figure: go.Figure, drawn: Sketch, colours: Palette) -> None:
         )
 
 
-def _short(name: str) -> str:
-    """The number of a GPU, where there is no room for its name."""
-    return name.removeprefix("gpu")
+def _label(vertex: Vertex, *, named: bool, short: bool) -> str:
+    """The label of a vertex; of a GPU or leaf, where there is no room for its name, the number."""
+    if vertex.label is not None:
+        return vertex.label
+    if not named:
+        return ""
+    return vertex.name.removeprefix("gpu").removeprefix("leaf") if short else vertex.name
 
 
-def _beside(vertex: Vertex, lowest: float, *, crowded: bool) -> str:
-    """Where a name does not lie on cables: these leave the lowest row upwards, the others mostly downwards."""
-    if vertex.kind == "switch":
-        return "bottom center" if vertex.y == lowest else "top center"
-    return "middle right" if crowded else "bottom center"
+def _free_sides(drawn: Sketch) -> dict[str, str]:
+    """On which side of each vertex its name lies farthest from the cables that end there."""
+    xs, ys = ([getattr(v, axis) for v in drawn.vertices.values()] for axis in "xy")
+    wide, high = max(xs) - min(xs) or 1.0, max(ys) - min(ys) or 1.0
+    ways: dict[str, list[float]] = {name: [] for name in drawn.vertices}
+    for cable in drawn.cables:
+        a, b = drawn.vertices[cable.a], drawn.vertices[cable.b]
+        # figures are about twice as wide as high, whatever their axes say
+        angle = atan2((b.y - a.y) / high, 2 * (b.x - a.x) / wide) + (pi if cable.stub else 0.0)
+        ways[cable.a].append(angle)
+        ways[cable.b].append(angle + pi)
+
+    return {name: _free_side(angles) for name, angles in ways.items()}
+
+
+def _free_side(angles: list[float]) -> str:
+    free = {
+        side: round(weight * min((abs(remainder(angle - at, 2 * pi)) for angle in angles), default=pi), 3)
+        for sides, weight in ((_SIDES, 1.0), (_CORNERS, _RATHER_SIDES))
+        for side, at in sides.items()
+    }
+    return max(free, key=lambda side: free[side])
 
 
 def _colour_bar(top: float, colours: Palette) -> go.Scatter:

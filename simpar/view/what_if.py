@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, urlencode
 import yaml
 
 from simpar.errors import JobError, PlanError, SimparError
+from simpar.hardware.cluster import Cluster
 from simpar.job import Job
 from simpar.plan.layout import lay_out
 from simpar.plan.plan import Plan
@@ -65,6 +66,19 @@ def job_fields(values: Values) -> dict[str, Any]:
     quiet = {name: info.default for name, info in Plan.model_fields.items()}
     plan = {name: values[name] for name in _PLAN if values.get(name) is not None and values[name] != quiet.get(name)}
     return {"model": values["model"], "cluster": cluster, "plan": plan}
+
+
+def own_nic_gbps(cluster: Any) -> float | None:
+    """The speed that a cluster's NICs have if nothing else is asked for; None without a network, or a name of one.
+
+    >>> own_nic_gbps("h100-sxm:16x8"), own_nic_gbps("h100-sxm:8"), own_nic_gbps("h1")
+    (400.0, None, None)
+    """
+    try:
+        read = Cluster.parse(str(cluster))
+    except SimparError:
+        return None
+    return read.fabric.nic_gbps if read.fabric is not None and read.nodes > 1 else None
 
 
 def to_yaml(values: Values) -> str:

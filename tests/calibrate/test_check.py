@@ -285,7 +285,7 @@ def test_differences_add_up_to_what_the_spans_differ(outcome: Outcome) -> None:
     gradients = found["gradients (all_reduce)"]
     assert gradients.count == 2
     assert gradients.error == pytest.approx(-2 / 3, abs=0.01)
-    assert found["0 gemm"].error == pytest.approx(-0.5, abs=0.01)
+    assert found["layer 0 gemm"].error == pytest.approx(-0.5, abs=0.01)
     kernels = pair.predicted.kernels()
     assert sum(d.predicted_ns for d in found.values()) == int(kernels.duration_ns.sum()) + gradients.predicted_ns
 

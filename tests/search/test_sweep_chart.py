@@ -1,5 +1,7 @@
 """The chart of a sweep: its axes, its lines, its gaps."""
 
+from html import escape
+
 import pytest
 
 from simpar import sweep
@@ -13,12 +15,26 @@ def test_one_line_per_combination_of_the_other_fields():
     found = sweep(JOB, {"plan.tp": [1, 2, 3], "plan.zero": [0, 1]}, workers=1)
     figure = sweep_chart(found.rows, found.varied)
     assert [line.name for line in figure.data] == ["zero=0", "zero=1"]
-    assert list(figure.data[0].x) == ["1", "2", "3"]
+    assert [round(x) for x in figure.data[0].x] == [0, 1, 2]
+    # beside each other, so that intervals do not lie on each other
+    assert all(first < second for first, second in zip(figure.data[0].x, figure.data[1].x, strict=True))
+    assert list(figure.layout.xaxis.ticktext) == ["1", "2", "3<br><i>refused</i>"]
+    refused = next(row["error"] for row in found.rows if "error" in row)
+    assert escape(f"refused at tp=3: {refused}") in figure.layout.title.subtitle.text
+    assert figure.layout.title.text == "<b>step time (s) over tp, by zero</b>"
     times = list(figure.data[0].y)
     assert times[0] == found.rows[0]["step_time_s"]
     assert times[2] is None
     assert figure.data[0].error_y.array[0] == pytest.approx(found.rows[0]["high_s"] - times[0])
     assert figure.layout.xaxis.title.text == "plan.tp"
+
+
+def test_rows_that_are_refused_alone_are_named():
+    rows = [{"a.x": x, "a.y": y, "mfu": 0.5} for x in (1, 2) for y in (1, 2)]
+    rows[3] = {"a.x": 2, "a.y": 2, "error": "it is too much"}
+    figure = sweep_chart(rows, ("a.x", "a.y"), value="mfu")
+    assert list(figure.layout.xaxis.ticktext) == ["1", "2<br><i>1 of 2 refused</i>"]
+    assert figure.layout.title.subtitle.text.endswith("<br>refused at x=2 · y=2: it is too much")
 
 
 def test_other_figures_have_no_interval_and_what_does_not_fit_is_hollow():

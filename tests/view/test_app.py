@@ -1,6 +1,7 @@
 """The live page in a browser: it simulates, tells mistakes beside their fields, compares, and shares by address."""
 
 import builtins
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import yaml
 from browser import browsing
 
 from simpar.cli.app import main
+from simpar.errors import JobError
 
 FIRST = {
     "model": "gpt2",
@@ -79,8 +81,55 @@ def test_the_page_simulates_compares_and_shares(address: str) -> None:
         with tab.expect_download() as got:
             tab.click("#html")
         assert 'id="columns"' in Path(got.value.path()).read_text(encoding="utf-8")
+        put("cluster", "h100-sxm:2x8")  # its NICs have 400 Gb/s: 25 four times doubled
+        tab.locator("#field-nic_gbps input[placeholder='400']").first.wait_for()
+        tab.locator("#field-nic_gbps [role=slider][aria-valuenow='4']").wait_for()
+        assert tab.locator("#field-nic_gbps input").first.input_value() == ""
         tab.locator("#dark input").check()
         tab.wait_for_function("getComputedStyle(document.body).backgroundColor === 'rgb(17, 20, 24)'")
+
+
+@pytest.mark.parametrize("screen", [True, False])
+def test_the_command_opens_the_page_where_there_is_a_screen(monkeypatch: pytest.MonkeyPatch, screen: bool) -> None:
+    app = pytest.importorskip("simpar.view.app", reason="needs dash")
+    opened, served = [], []
+
+    class Server:
+        server_port = 8050
+
+        def __init__(self, *place: object, **_: object) -> None:
+            served.append(place[0])
+
+        def __enter__(self) -> "Server":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            return None
+
+        def serve_forever(self) -> None:
+            served.append("for ever")
+
+    monkeypatch.setattr(app, "make_server", Server)
+    monkeypatch.setattr(app.webbrowser, "open", opened.append)
+    monkeypatch.setattr(app.sys, "platform", "linux")
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    monkeypatch.setenv("DISPLAY", ":0") if screen else monkeypatch.delenv("DISPLAY", raising=False)
+    app.serve(port=0)
+    assert served == ["127.0.0.1", "for ever"]
+    assert opened == ["http://127.0.0.1:8050/"] * screen
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DISPLAY", ":0")
+        opened.clear()
+        app.serve(port=0, browser=False)
+    assert not opened
+
+
+def test_a_port_that_is_taken_is_refused() -> None:
+    app = pytest.importorskip("simpar.view.app", reason="needs dash")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(JobError, match=f"port {port} of 127.0.0.1 cannot be taken .*; choose another with --port"):
+            app.serve(port=port)
 
 
 def test_the_command_without_dash_says_what_to_install(

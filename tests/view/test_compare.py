@@ -89,7 +89,7 @@ def test_both_step_ends_are_marked_and_the_heading_has_the_signed_error() -> Non
     assert figure.layout.title.text == "<b>a &lt; b</b>"
     subtitle = figure.layout.title.subtitle.text
     assert subtitle == (
-        "profile x · predicted 315 µs, measured 350 µs, predicted / measured − 1 -10.0% · 3 operations paired"
+        "profile x · predicted: 315 µs, measured: 350 µs, predicted / measured − 1: −10.0% · 3 operations paired"
     )
     words = {note.text: note for note in figure.layout.annotations}
     texts = [words["predicted step 315 µs"], words["measured step 350 µs"]]
@@ -145,10 +145,14 @@ def test_differences_are_sorted_signed_and_coloured() -> None:
     (bar,) = [bar for bar in figure.data if bar.yaxis == "y2"]
     # y grows upward there, so the largest comes last
     assert bar.y == ("qkv", "&lt;norm&gt;")
-    assert bar.x == pytest.approx([0.01, -2.0])
-    assert bar.text == ("-10%", "+200%")
+    assert bar.x == pytest.approx([-0.01, 2.0])
+    assert bar.text == ("−10%", "+200%")
     colours = palette(False)
-    assert bar.marker.color == (colours.alarm, colours.kinds["forward"])
+    assert bar.marker.color == (colours.accent, colours.alarm)
+    assert figure.layout.xaxis2.title.text == "predicted − measured (ms); beside each bar: predicted / measured − 1"
+    low, high = figure.layout.xaxis2.range
+    assert low < min(bar.x)
+    assert high > max(bar.x)
     assert "4 spans of all ranks" in bar.hovertext[0]
     assert "1 span of all ranks" in bar.hovertext[1]
     assert figure.layout.yaxis2.domain[1] < figure.layout.yaxis.domain[0]

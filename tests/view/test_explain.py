@@ -18,7 +18,7 @@ def test_bars_of_the_path_add_up_to_the_step(dark: bool) -> None:
     assert list(path.x) == sorted(path.x, reverse=True)
     assert list(rooms.x) == sorted(rooms.x, reverse=True)
     assert list(slopes.x) == sorted(slopes.x, reverse=True)
-    assert all(sentence.split(",")[0] in figure.layout.title.text for sentence in found.words)
+    assert all(sentence.split(",")[0] in figure.layout.title.subtitle.text for sentence in found.words)
 
 
 def test_the_waterfall_leads_from_a_to_b() -> None:

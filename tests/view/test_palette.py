@@ -75,6 +75,23 @@ def test_causes_of_bubbles_differ_from_each_other_and_from_what_computes(vision:
 
 
 @pytest.mark.parametrize("dark", [False, True])
+def test_exposed_communication_has_another_hue_than_attention(dark: bool) -> None:
+    exposed, attention = (lab(linear(palette(dark).kinds[kind])) for kind in ("exposed communication", "attention"))
+    assert np.linalg.norm((exposed - attention)[1:]) >= 35.0  # whatever their lightness
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_streams_that_share_a_panel_differ(dark: bool) -> None:
+    colours = palette(dark)
+    streams = ("tp", "cp", "ep", "pp", "dp", "dp_experts", "dp_replicas", "dp_expert_replicas")
+    seen = {stream: lab(linear(colours.family(stream))) for stream in streams}
+    for first, second in combinations(streams, 2):
+        assert np.linalg.norm(seen[first] - seen[second]) >= 25.0, (first, second)
+    assert colours.family("pp_forward") == colours.family("pp")
+    assert colours.family("unheard of") == colours.faint
+
+
+@pytest.mark.parametrize("dark", [False, True])
 def test_every_kind_has_a_colour_on_which_its_number_can_be_read(dark: bool) -> None:
     colours = palette(dark)
     assert set(colours.kinds) == set(DRAWN_KINDS)

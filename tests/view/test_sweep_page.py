@@ -113,6 +113,27 @@ def test_page_and_timeline_open_as_the_reader_s_system_prefers_and_turn_together
     assert seen == ([light, dark, light] if prefers == "light" else [dark, light, dark])
 
 
+def test_what_timelines_leave_out_for_size_is_said(tmp_path: Path) -> None:
+    fields = {"plan.tp": [1, 2]}
+    rows = sweep(JOB, fields, workers=1).rows
+    write_sweep_page(JOB, fields, rows, tmp_path / "tp.html")
+    told = contents(tmp_path / "tp.html")[0]["timelines"]
+    assert told["0"]["notes"] == []
+    assert told["1"]["notes"] == ["left out for size: tp inside layers ('simpar simulate --timeline' shows all)"]
+
+
+def test_labels_of_parallel_axes_keep_away_from_the_edge(page: Path, tmp_path: Path) -> None:
+    edges = browse(
+        page,
+        tmp_path,
+        """document.getElementById("lines").click();
+        const plot = document.getElementById("plot");
+        const ends = [...plot.querySelectorAll("text")].map((text) => text.getBoundingClientRect().right);
+        return [Math.max(...ends), plot.getBoundingClientRect().right];""",
+    )
+    assert edges[0] < edges[1] - 4
+
+
 def test_only_the_best_of_many_plans_have_timelines(swept: Sweep, tmp_path: Path) -> None:
     path, seen = tmp_path / "few.html", []
     rows = [row for row in swept.rows if "error" not in row]

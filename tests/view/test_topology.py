@@ -16,6 +16,12 @@ CLUSTERS = {
     "one node": Cluster.parse("h100-sxm:8"),
     "nodes": Cluster.parse("h100-sxm:4x8"),
     "leaves": Cluster(device="h100-sxm", nodes=4, fabric=LEAVES),
+    "columns": Cluster.parse("h100-sxm:16x8"),
+    "columns below leaves": Cluster(device="h100-sxm", nodes=16, fabric={**LEAVES, "pod_nodes": 4}),
+    "columns below shared leaves": Cluster(
+        device="h100-sxm", nodes=16, fabric={**LEAVES, "pod_nodes": 4, "rail_optimized": False}
+    ),
+    "pods": Cluster(device="h100-sxm", nodes=132, fabric={**LEAVES, "pod_nodes": 4}),
     "shared leaves": Cluster(device="h100-sxm", nodes=4, fabric={**LEAVES, "rail_optimized": False}),
     "dragonfly": Cluster(device="h100-sxm", nodes=6, fabric=DRAGONFLY),
     "slices": Cluster.parse("tpu-v5e:2x4x4"),
@@ -89,7 +95,34 @@ def test_ranks_that_were_not_simulated_look_like_their_representatives():
     assert len({text.split("<br>")[1] for text in hover.text if "node" in text}) == 1
 
 
-def test_large_clusters_are_drawn_in_part():
+def test_columns_of_large_clusters_hold_every_gpu_once():
+    for name, columns, word in (("columns", 16, "node"), ("pods", 33, "pod")):
+        drawn = sketch(CLUSTERS[name])
+        held = [vertex.name for vertex in drawn.vertices.values() if vertex.kind == "gpu"]
+        ends = [[int(part) for part in vertex.split() if part.isdigit()] for vertex in held]
+        assert len(held) == columns
+        assert sorted(gpu for a, b in ends for gpu in range(a, b + 1)) == list(range(CLUSTERS[name].gpus))
+        assert f"a column is a {word}, numbered, with its" in drawn.note
+
+
+def test_a_line_of_a_column_shows_the_busiest_of_its_cables():
+    trace = simulate(Job(model=MODEL, cluster=CLUSTERS["columns"], plan={"tp": 2})).trace
+    figure = topology_figure(CLUSTERS["columns"], trace)
+    (hover,) = (drawn.text for drawn in figure.data if drawn.text is not None and "busy" in str(drawn.text[0]))
+    busiest = max(share for name, share in loads(trace).items() if name.startswith("gpu"))
+    assert busiest > 0
+    columns = [text.split("<br>")[1] for text in hover if text.startswith("GPUs")]
+    assert columns == [f"busy {busiest:.1%} of the step"] * 16
+
+
+def test_names_lie_beside_cables():
+    (gpus,) = (drawn for drawn in topology_figure(CLUSTERS["one node"]).data if drawn.text and drawn.text[0] == "gpu0")
+    assert set(gpus.textposition) == {"top center"}  # all cables lead down to the node
+    (node,) = (drawn for drawn in topology_figure(CLUSTERS["one node"]).data if drawn.text == ("node 0",))
+    assert node.textposition == ("bottom center",)
+
+
+def test_very_large_clusters_are_drawn_in_part():
     drawn = sketch(Cluster.parse("h100-sxm:512x8"))
-    assert drawn.note == "the first 64 of 512 nodes"
-    assert "the first 64" in topology_figure(Cluster.parse("h100-sxm:512x8"), title="x").layout.title.subtitle.text
+    assert drawn.note.startswith("the first 128 of 512 nodes")
+    assert "the first 128" in topology_figure(Cluster.parse("h100-sxm:512x8"), title="x").layout.title.subtitle.text

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from browser import browsing
 
 from simpar.cli.app import main
 from simpar.errors import JobError
@@ -120,6 +121,20 @@ def test_pages_and_other_endings(result: Result, tmp_path: Path) -> None:
         write_figure(result.view("memory"), tmp_path / "memory.bmp")
     with pytest.raises(OutputError, match="there is no folder"):
         write_figure(result.view("memory"), tmp_path / "none" / "memory.html")
+
+
+@pytest.mark.parametrize("window", [100, 500, 3000])
+def test_a_page_fills_the_window_within_reason(result: Result, tmp_path: Path, window: int) -> None:
+    figure = result.view("tornado")
+    meant = figure.layout.height
+    write_figure(figure, tmp_path / "tornado.html")
+    assert figure.layout.height == meant  # notebooks show it as it was
+    with browsing(offline=True) as tab:
+        tab.set_viewport_size({"width": 1000, "height": window})
+        tab.goto((tmp_path / "tornado.html").as_uri())
+        tab.wait_for_selector(".main-svg")
+        drawn = tab.evaluate("document.querySelector('.main-svg').getBoundingClientRect().height")
+    assert drawn == pytest.approx(min(max(window, meant), 3 * meant), abs=1)
 
 
 def test_a_picture_without_kaleido_says_what_to_install(monkeypatch: pytest.MonkeyPatch, result: Result) -> None:

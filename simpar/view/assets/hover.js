@@ -65,7 +65,7 @@ function panelText(view, px, py) {
   if (inside(panels.links)) {
     const half = 2 / view.scale, lines = [];
     for (const [name, [share]] of linkShares(page, Math.max(0, time - half), Math.min(page.end, time + half), 1)) {
-      lines.push(`<i style="background:${view.colours.families[name.split("_")[0]] || view.colours.faint}"></i>${name} ${page.linkWord === "busy" ? "busy" : "uses"} ${Math.round(100 * share)} %`);
+      lines.push(`<i style="background:${familyColour(view.colours, name)}"></i>${name} ${page.linkWord === "busy" ? "busy" : "uses"} ${Math.round(100 * share)} %`);
     }
     return lines.join("<br>");
   }
@@ -159,7 +159,7 @@ function attach(view) {
       }
       if (box === lanes) {
         view.hover = under(view, x, y);
-        view.drawOver();
+        drawOver(view);
         const name = x <= view.gutter ? nameAt(view, y) : null;
         lanes.classList.toggle("names", !!name);
         if (name && name.note) {
@@ -174,7 +174,7 @@ function attach(view) {
       drag = null;
       if (clicked && box === lanes && x <= view.gutter) pressName(view, x, y);
     });
-    box.addEventListener("pointerleave", () => { if (!drag) { view.hover = null; view.drawOver(); showTip(""); } });
+    box.addEventListener("pointerleave", () => { if (!drag) { view.hover = null; drawOver(view); showTip(""); } });
     box.addEventListener("dblclick", () => show(view, 0, page.end));
   }
   lanes.addEventListener("scroll", () => view.ask());
@@ -192,5 +192,6 @@ function attach(view) {
     else return;
     event.preventDefault();
   });
-  new ResizeObserver(() => { view.measure(); view.ask(); }).observe(document.body);
+  // at once: a canvas is empty after its size has changed
+  new ResizeObserver(() => { view.measure(); view.draw(); }).observe(document.body);
 }

@@ -68,10 +68,13 @@ function memoryLevels(columns, rank, categories) {
   return { times: Float64Array.from(times), levels, totals: levels.map((level) => level.reduce((a, b) => a + b, 0)) };
 }
 
+// The colour of a stream, or else of its communicator.
+function familyColour(colours, name) { return colours.families[name] || colours.families[name.split("_")[0]] || colours.faint; }
+
 function drawLinks(context, page, frame, colours) {
   const bins = Math.max(1, Math.round(frame.width / BIN_PX));
   for (const [name, share] of linkShares(page, frame.from, frame.to, bins)) {
-    context.strokeStyle = colours.families[name.split("_")[0]] || colours.faint;
+    context.strokeStyle = familyColour(colours, name);
     context.lineWidth = 1.3;
     context.beginPath();
     for (let bin = 0; bin < bins; bin++) {

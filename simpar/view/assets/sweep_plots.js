@@ -125,7 +125,9 @@ class Plots {
       axes.push({ title, values: [range[0], range[1]].map((v) => [v, text(v)]), range, of: (row) => row[key] });
     }
     const narrow = this.width / axes.length < 84;
-    const x = (n) => 46 + n * (this.width - 100) / Math.max(1, axes.length - 1);
+    const last = axes.at(-1) ?? { title: "", values: [] }; // what stands beside and above it is to keep away from the edge
+    const right = Math.max(24 + 6.2 * Math.max(0, ...last.values.map(([, text]) => text.length)), 12 + 3.4 * last.title.length);
+    const x = (n) => 46 + n * (this.width - 46 - right) / Math.max(1, axes.length - 1);
     const y = (axis, v) => bottom - (v - axis.range[0]) / (axis.range[1] - axis.range[0]) * (bottom - top);
     for (const row of [...rows].sort((a, b) => (a === chosen) - (b === chosen))) {
       const d = axes.map((axis, n) => `${n ? "L" : "M"}${x(n)} ${y(axis, axis.of(data.rows[row]))}`).join("");
