@@ -1,12 +1,16 @@
 """Typed access to a Hugging Face configuration, and what the readers of many architectures share."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from simpar.errors import ModelError
 
 Fields = dict[str, Any]
+
+
+Architecture = tuple[Callable[["ConfigReader"], Fields], bool]
+"""A reader, and whether the architecture ties its embeddings when the file does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,27 @@ class ConfigReader:
             raise ModelError(f"{self.label}: {key} is {value!r}, but must be a list of integers")
         return value
 
+    def alike(self, key: str, default: int | None = None) -> int:
+        """A positive integer, or a list that repeats one for each layer.
+
+        Raises:
+            ModelError: the list differs from layer to layer, or an entry is no positive integer.
+        """
+        value = self.config.get(key)
+        if not isinstance(value, list) or not value:
+            return self.count(key, default=default)
+        if any(each != value[0] for each in value):
+            raise ModelError(
+                f"{self.label}: {key} {value!r} differs from layer to layer, which is not described; choose a model"
+                " whose layers have one width"
+            )
+        return ConfigReader({key: value[0]}, self.label).count(key)
+
+    def renamed(self, names: Mapping[str, str]) -> "ConfigReader":
+        """A reader that also finds each key of ``names`` under the name it is given there."""
+        found = {new: self.config[old] for old, new in names.items() if self.has(old) and not self.has(new)}
+        return ConfigReader({**self.config, **found}, self.label)
+
     def outer_flag(self, config: Mapping[str, Any], default: bool) -> bool:
         """``tie_word_embeddings`` of the enclosing file, where the text tower does not say."""
         return ConfigReader(config, self.label).flag("tie_word_embeddings", default)
@@ -103,7 +128,8 @@ def modern_fields(read: ConfigReader, **changes: Any) -> Fields:
         "hidden": read.count("hidden_size"),
         "heads": heads,
         "kv_heads": read.count("num_key_value_heads", default=changes.pop("default_kv_heads", heads)),
-        "head_dim": read.count("head_dim") if read.has("head_dim") else changes.pop("default_head_dim", None),
+        # null, unlike a missing field, is hidden / heads also where the architecture has a default
+        "head_dim": read.optional("head_dim", default=changes.pop("default_head_dim", None)),
         # files of mixtures without a dense layer may leave it out
         "ffn_hidden": changes["ffn_hidden"] if "ffn_hidden" in changes else read.count("intermediate_size"),
         "gated_mlp": True,
@@ -155,3 +181,26 @@ def qwen_window_fields(read: ConfigReader) -> Fields:
     full = min(read.count("max_window_layers", default=28), layers)
     pattern = shortest_period("F" * full + "W" * (layers - full))
     return window_fields(read, read.optional("sliding_window", default=4096), pattern)
+
+
+def expert_fields(read: ConfigReader, sparse: Sequence[bool], *count: str, width: int, **changes: Any) -> Fields:
+    """The experts of the layers marked ``sparse``; ``count`` are the spellings of their number."""
+    if not any(sparse):
+        return {}
+    first_dense = list(sparse).index(True)
+    fields = {
+        "experts": read.count(*count),
+        "top_k": read.count("num_experts_per_tok", "experts_per_token", "moe_top_k", "moe_k"),
+        "ffn_hidden": width,
+        "first_dense": first_dense,
+        "pattern": shortest_period("".join("E" if each else "D" for each in sparse[first_dense:])),
+        **changes,
+    }
+    # the width of a dense MLP, which some files give although no layer has one
+    return {"moe": fields} if not all(sparse) else {"moe": fields, "ffn_hidden": None}
+
+
+def left_out(read: ConfigReader) -> str:
+    """The note on layers that predict further tokens, which checkpoints have and an import leaves out."""
+    layers = read.whole("num_nextn_predict_layers")
+    return f"{layers} multi-token-prediction layer{'s' if layers > 1 else ''} left out" if layers else ""

@@ -311,7 +311,7 @@ def test_a_wrong_value_is_named(value):
             "model_type 'lama' is not an architecture that can be imported; did you mean 'llama'?",
         ),
         ({"model_type": None}, "model_type None is not an architecture that can be imported"),
-        ({"model_type": "rwkv"}, "or use one of: bloom, cohere, dbrx, deepseek_v2"),
+        ({"model_type": "nobody"}, "or use one of: apertus, arcee, baichuan, bailing_moe"),
         ({"model_type": "mamba"}, "has state-space (Mamba) layers"),
     ],
 )
