@@ -11,6 +11,7 @@ def app(
         Path | None, typer.Argument(metavar="JOB.yaml", help="Job file to begin with.", show_default=False)
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="Port on the loopback interface.")] = 8050,
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser, where there is a screen.")] = True,
 ) -> None:
     """Open a page that simulates while one moves its sliders; answers on this machine alone."""
     from simpar.cli.jobfile import read_draft  # noqa: PLC0415
@@ -24,5 +25,4 @@ def app(
         if (error.name or "").partition(".")[0] != "dash":
             raise
         raise JobError("simpar app needs dash, which is not installed; pip install 'simpar[app]'") from None
-    typer.echo(f"http://{HOST}:{port}/ (Ctrl-C ends it)", err=True)
-    serve(first, port=port)
+    serve(first, port=port, browser=browser, began=lambda address: typer.echo(f"{address} (Ctrl-C ends it)", err=True))

@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -69,13 +69,20 @@ def build(first: Mapping[str, Any] | None = None) -> Dash:
     return app
 
 
-def serve(first: Mapping[str, Any] | None = None, *, port: int = 8050, browser: bool = True) -> None:
+def serve(
+    first: Mapping[str, Any] | None = None,
+    *,
+    port: int = 8050,
+    browser: bool = True,
+    began: Callable[[str], None] = lambda _: None,
+) -> None:
     """Answers on this machine alone until it is interrupted.
 
     Args:
         first: see :func:`build`.
         port: on the loopback interface.
         browser: opens the page in a browser, where this machine has a screen.
+        began: is told the address once the port is taken.
 
     Raises:
         JobError: something else answers on that port.
@@ -89,8 +96,10 @@ def serve(first: Mapping[str, Any] | None = None, *, port: int = 8050, browser: 
     # a line per request, and a warning not to deploy what only answers this machine
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = make_server(HOST, port, build(first).server, threaded=True, fd=place.fileno())
+    address = f"http://{HOST}:{server.server_port}/"
+    began(address)
     if browser and _has_screen():
-        webbrowser.open(f"http://{HOST}:{server.server_port}/")  # waits in the queue of the socket until it is served
+        webbrowser.open(address)  # waits in the queue of the socket until it is served
     with place, server:
         server.serve_forever()
 
