@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from simpar.hardware.device import Device
-    from simpar.hardware.profile import Profile
+    from simpar.hardware.profile import Accuracy, Profile
 
 DONE, MISTAKE = 0, 2
 _PIPED_WIDTH = 120  # nothing is cut where a program reads
@@ -86,8 +86,14 @@ def fit(  # noqa: PLR0917 - Typer names the options after them
     ] = None,
     ranks: Annotated[list[int] | None, typer.Option(help="Only collectives over so many ranks. Repeat.", min=2)] = None,
     system: Annotated[str | None, typer.Option(help="Which system of a table with several; else as --device.")] = None,
+    op: Annotated[
+        str | None, typer.Option(help="Operation of logs of nccl-tests that do not name it, such as all_reduce.")
+    ] = None,
     fabric: Annotated[str | None, typer.Option(help="Catalog fabric whose line rate the network has.")] = None,
     source: Annotated[str, typer.Option(help="Where the measurements come from, to record.")] = "",
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Every region and every way to hold out, a row each.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
 ) -> None:
     """Fits a profile to recorded measurements and reports its errors by class and region, also on what was held out."""
@@ -98,7 +104,7 @@ def fit(  # noqa: PLR0917 - Typer names the options after them
 
     catalog = _catalog_device(device, base)
     systems = [system] if system else _systems(device, catalog.name)
-    measurements = merge(read_any(file, systems=systems) for file in files)
+    measurements = merge(read_any(file, systems=systems, op=op) for file in files)
     if stack or ranks:
         measurements = select(measurements, _stacks(stack or []), ranks or ())
     profile = fit_profile(
@@ -112,6 +118,7 @@ def fit(  # noqa: PLR0917 - Typer names the options after them
                 "device": [device],
                 "base": [base],
                 "system": [system],
+                "op": [op],
                 "fabric": [fabric],
                 "stack": stack or [],
                 "ranks": ranks or [],
@@ -124,7 +131,9 @@ def fit(  # noqa: PLR0917 - Typer names the options after them
     if as_json:
         typer.echo(json.dumps(_outcome(profile, out), indent=1, ensure_ascii=False))
     else:
-        _report(profile, out)
+        _print(_every_region(profile) if verbose else _by_class(profile), profile, out)
+        if not verbose:
+            console().print(_summary(profile), markup=False)
 
 
 @app.command()
@@ -261,7 +270,62 @@ def _outcome(profile: "Profile", out: Path) -> dict[str, Any]:
     }
 
 
-def _report(profile: "Profile", out: Path) -> None:
+_REGIONS = ("training", "large", "all")  # of a class, the first that it has matters most for training steps
+
+
+def _by_class(profile: "Profile") -> "Table":
+    """A row for each class: errors where it matters for training, as fitted and where they are worst held out."""
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(title=f"{profile.name}: |predicted/measured - 1|", title_justify="left", box=None)
+    for column in ("class", "region"):
+        table.add_column(column, no_wrap=True)
+    for column in ("points", "mean", "median", "held out"):
+        table.add_column(column, no_wrap=True, justify="right")
+    table.add_column("(the worst)")
+    for row in _of_training(profile):
+        held = _worst_held_out(profile, row)
+        errors = [f"{value:.1%}" for value in (row.mean, row.median)]
+        table.add_row(
+            row.what,
+            row.region,
+            f"{row.count:,}",
+            *errors,
+            *((f"{held.mean:.1%}", held.split) if held is not None else ("", "")),
+        )
+    return table
+
+
+def _of_training(profile: "Profile") -> "list[Accuracy]":
+    """What was fitted, of each class in the region that matters most."""
+    fitted = [row for row in profile.accuracy if row.split == "fitted"]
+    found = []
+    for what in dict.fromkeys(row.what for row in fitted):
+        rows = {row.region: row for row in fitted if row.what == what}
+        found.append(rows[next((region for region in _REGIONS if region in rows), next(iter(rows)))])
+    return found
+
+
+def _worst_held_out(profile: "Profile", fitted: "Accuracy") -> "Accuracy | None":
+    """Of the ways to hold something out of the fit, the one that is predicted worst; None without any."""
+    rows = [r for r in profile.accuracy if (r.what, r.region) == (fitted.what, fitted.region) and r.split != "fitted"]
+    return max(rows, key=lambda row: row.mean, default=None)
+
+
+def _summary(profile: "Profile") -> str:
+    """How good the fit is, in one line."""
+    rows = _of_training(profile)
+    held = [each for each in (_worst_held_out(profile, row) for row in rows) if each is not None]
+    worst = max(held, key=lambda row: row.mean, default=None)
+    if not rows:
+        return "nothing to judge the fit by"
+    text = f"{len(rows)} classes, mean errors of {min(r.mean for r in rows):.1%} to {max(r.mean for r in rows):.1%}"
+    if worst is not None:
+        text += f"; worst held out: {worst.what} {worst.mean:.1%} ({worst.split})"
+    return f"{text}; --verbose shows all {len(profile.accuracy)} rows"
+
+
+def _every_region(profile: "Profile") -> "Table":
     from rich.table import Table  # noqa: PLC0415
 
     table = Table(title=f"{profile.name}: |predicted/measured - 1|, bias of log(predicted/measured)", box=None)
@@ -273,7 +337,7 @@ def _report(profile: "Profile", out: Path) -> None:
         held = "" if row.split == "fitted" else row.split
         errors = [f"{value:.1%}" for value in (row.mean, row.median, row.p90)]
         table.add_row(row.what, row.region, held, f"{row.count:,}", *errors, f"{row.bias:+.1%}")
-    _print(table, profile, out)
+    return table
 
 
 def _print(table: "Table", profile: "Profile", out: Path) -> None:

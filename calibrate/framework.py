@@ -10,6 +10,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ import numpy.typing as npt
 import typer
 import yaml
 
-from calibrate.console import console, progress, say
+from calibrate.console import Show, console, progress, say
 from simpar.description import Description
 from simpar.errors import RunsError, SimparError
 from simpar.framework.framework import Fitted, Framework, read_framework
@@ -98,7 +99,7 @@ def fit_framework(
     *,
     rows: str,
     workers: int | None = None,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Show = lambda *_: None,
 ) -> FrameworkFit:
     """Fits the constants of ``base`` to runs.
 
@@ -110,13 +111,14 @@ def fit_framework(
         base: the framework as described so far.
         rows: says in words what the runs are, for the record.
         workers: processes; None takes one per core.
-        progress: told in words how the fit goes.
+        progress: told how many predictions of all rows are done, how many there will be at most, and how the fit goes.
 
     Raises:
         RunsError: too few rows can be simulated.
     """
     from scipy.optimize import least_squares  # noqa: PLC0415 - an extra
 
+    progress(0, 0, f"predicting {len(runs)} rows")
     with _pool(workers) as pool:
         start = list(_ratios(pool, runs, base))
         left_out = {run.id: reason for run, (_, reason) in zip(runs, start, strict=True) if reason}
@@ -130,11 +132,16 @@ def fit_framework(
         at = np.log([_value(base, c.field) or c.start for c in constants])
         sd = np.array([c.prior_sd for c in constants])
 
+        done = count(1)
+        most = _MOST_CALLS * (1 + len(at))  # each call of the solver, and its derivatives
+
         def residuals(moved: Floats) -> Floats:
             theta = at + moved - _HOME
             found = _ratios(pool, used, _with(base, constants, theta))
             rows = np.array([ratio for ratio, _ in found])
-            progress(f"median error {np.median(np.abs(np.expm1(rows))):.1%}")
+            number = next(done)
+            error = np.median(np.abs(np.expm1(rows)))
+            progress(number, most, f"try {number} of at most {most}: median error {error:.1%}")
             return np.concatenate([rows, _SOFT * (theta - at) / sd])
 
         solved = least_squares(
@@ -228,7 +235,7 @@ def framework_command(
         raise RunsError(f"--out: cannot write '{out}': there is no folder '{out.parent}'; create it first")
     with progress(lambda: "nothing was written") as show:
         rows = f"{len(table)} rows of {runs.name}"
-        found = fit_framework(table, start, rows=rows, workers=workers, progress=lambda text: show(0, 0, text))
+        found = fit_framework(table, start, rows=rows, workers=workers, progress=show)
     write_framework(found, start, name or start.name, out)
     if as_json:
         typer.echo(json.dumps(_outcome(found, out)))

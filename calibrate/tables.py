@@ -31,7 +31,7 @@ Row = tuple[str, Mapping[str, str]]
 """A line of a table: where it is (``file:line``), and its cells by column."""
 
 
-def read_any(path: str | Path, *, systems: Sequence[str] = ()) -> Measurements:
+def read_any(path: str | Path, *, systems: Sequence[str] = (), op: str | None = None) -> Measurements:
     """Reads tables and JSON lines as :func:`read_measurements`, and all that :mod:`calibrate.importers` knows.
 
     JSON lines may hold rounds; of each item their median counts (:func:`calibrate.rounds.settle`).
@@ -39,6 +39,7 @@ def read_any(path: str | Path, *, systems: Sequence[str] = ()) -> Measurements:
     Args:
         path: the file.
         systems: as for :func:`read_measurements`.
+        op: operation of a log of nccl-tests that does not name it.
 
     Raises:
         MeasurementError: the file is of no known kind, or malformed; the message names file and line.
@@ -54,7 +55,7 @@ def read_any(path: str | Path, *, systems: Sequence[str] = ()) -> Measurements:
         if _kind([cell.strip() for cell in first.split(",")]):
             return read_measurements(path, systems=systems)
     try:
-        return importers.read(path)
+        return importers.read(path, op=op)
     except MeasurementError as error:
         if "is no measurement that can be imported" not in str(error):
             raise

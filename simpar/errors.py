@@ -6,6 +6,8 @@ from typing import Self
 FieldPath = tuple[int | str, ...]
 """Where a field lies, such as ``("plan", "layer_split", 1)``."""
 
+_FEWEST_LETTERS = 3  # of the beginning of a name that tells it from others
+
 
 class SimparError(ValueError):
     """Base of every error that a user can cause and mend.
@@ -56,7 +58,15 @@ class RunsError(SimparError):
 
 
 class DoesNotFitError(SimparError):
-    """A job that needs more memory than a device has; the message says what would fit."""
+    """A job that needs more memory than a device has; the message says what would fit.
+
+    Attributes:
+        on_command_line: the message with flags in place of fields.
+    """
+
+    def __init__(self, text: str, *, on_command_line: str = "") -> None:
+        super().__init__(text)
+        self.on_command_line = on_command_line or text
 
 
 class DeadlockError(SimparError):
@@ -68,10 +78,17 @@ def nearest(name: str, known: "list[str] | tuple[str, ...]") -> str:
 
     >>> nearest("micro_bach", ["micro_batch", "tp"]), nearest("BF16", ["bf16", "fp16"])
     ("; did you mean 'micro_batch'?", "; did you mean 'bf16'?")
+
+    A name that was cut short is nearer than one with as many letters in common:
+
+    >>> nearest("price", ["fabric", "price_per_gpu_hour"])
+    "; did you mean 'price_per_gpu_hour'?"
     """
     import difflib  # noqa: PLC0415 - only on the way to an error
 
     # case, and dashes for underscores, are no difference to who types them
     plain = {each.lower().replace("-", "_"): each for each in reversed(known)}
-    close = difflib.get_close_matches(name.lower().replace("-", "_"), plain, n=1, cutoff=0.5)
+    typed = name.lower().replace("-", "_")
+    begun = [each for each in plain if len(typed) >= _FEWEST_LETTERS and each.startswith(typed)]
+    close = difflib.get_close_matches(typed, begun or plain, n=1, cutoff=0.0 if begun else 0.5)
     return f"; did you mean '{plain[close[0]]}'?" if close else ""

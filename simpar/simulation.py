@@ -5,6 +5,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,13 @@ from simpar.job import Job
 from simpar.model.presets import preset, preset_names
 from simpar.model.transformer import Transformer
 from simpar.plan.layout import Layout, lay_out
-from simpar.plan.plan import Plan
 from simpar.plan.samples import StepSamples
 from simpar.problems import shown
 from simpar.program.fold import simulated
 from simpar.program.footprint import Footprint, footprints, fullest, host_bytes
 from simpar.program.ir import Launch, Program
 from simpar.program.lower import lower
+from simpar.program.relief import fitting, usual_changes
 from simpar.program.work import block_runs, recomputed_share
 from simpar.result import Result
 from simpar.trace.breakdown import bubble_fraction
@@ -36,7 +37,7 @@ from simpar.units import format_bytes
 _MOST_LAYERS = 10_000
 _MOST_OPERATIONS = 2_000_000  # forward and backward of each microbatch on each virtual stage; some minutes and GB
 _LAUNCHES_PER_LAYER = 16  # of one pass, about
-_MOST_PARTS = 1024  # into which a microbatch is cut to make a job fit
+_MOST_RELIEFS = 3  # changes that are offered where a job does not fit
 _NEARLY_FULL = 0.9
 _LAUNCH_BOUND = 0.05
 _NOTABLE = 0.02  # share of compute time below which extrapolated kernels do not matter
@@ -202,19 +203,37 @@ def _check_fit(job: Job, layout: Layout, memory: tuple[Footprint, ...]) -> None:
         return
     parts = sorted(worst.by_category.items(), key=lambda item: -item[1])
     shown = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in parts[:3])
-    raise DoesNotFitError(
+    reliefs = list(islice(fitting(job.model, job.cluster, job.plan, usual_changes(job.plan)), _MOST_RELIEFS))
+    offers = [
+        f"what would fit: {'; '.join(ways)}"
+        if ways
+        else "none of the usual changes of the plan would fit; use more GPUs"
+        for ways in ([way.in_python for way in reliefs], [way.on_command_line for way in reliefs])
+    ]
+    raise _does_not_fit(
         f"stage {worst.stage} needs {format_bytes(worst.peak_bytes)} ({shown}), but {device.name} has "
-        f"{format_bytes(capacity)}; {_what_fits(job)}, or simulate it anyway with allow_oom (--allow-oom)"
+        f"{format_bytes(capacity)}",
+        *offers,
+    )
+
+
+def _does_not_fit(problem: str, in_python: str, on_command_line: str) -> DoesNotFitError:
+    """The error with what helps, in the words of either way to ask."""
+    return DoesNotFitError(
+        f"{problem}; {in_python}, or simulate it anyway with allow_oom=True",
+        on_command_line=f"{problem}; {on_command_line}, or simulate it anyway with --allow-oom",
     )
 
 
 def _check_hosts(job: Job, held: int) -> None:
     host = job.cluster.host.device
     if held > host.memory_bytes:
-        raise DoesNotFitError(
+        mend = "raise zero or the number of nodes, give cluster.host more memory"
+        raise _does_not_fit(
             f"offload '{job.plan.offload}' keeps {format_bytes(held)} on a host, but {host.title or host.name} has "
-            f"{format_bytes(host.memory_bytes)}; raise zero or the number of nodes, give cluster.host more "
-            "memory, or simulate it anyway with allow_oom (--allow-oom)"
+            f"{format_bytes(host.memory_bytes)}",
+            mend,
+            mend,
         )
 
 
@@ -230,81 +249,6 @@ def _host_warnings(job: Job, held: int) -> Iterator[str]:
             f"the memory of hosts is {held / host.memory_bytes:.0%} full with what is offloaded alone; data loaders "
             "and the operating system need some, too"
         )
-
-
-def _what_fits(job: Job) -> str:
-    """Up to three changes of the plan that make the job fit, smallest first."""
-    fitting = []
-    for change in _relief(job.plan):
-        try:
-            plan = job.plan.replace(**change)
-            layout = lay_out(plan, job.model, job.cluster)
-            program = lower(job.model, job.cluster, layout)
-            worst, device = fullest(footprints(program), layout, job.cluster)
-            on_host = host_bytes(program, layout, job.cluster)
-        except (PlanError, ValueError):
-            continue  # this change breaks another rule
-        if worst.peak_bytes <= device.memory_bytes and (not on_host or on_host <= job.cluster.host.device.memory_bytes):
-            shown = " ".join(
-                f"{name}={value}" if value is not None else f"without {name}"
-                for name, value in change.items()
-                if value is not None or getattr(job.plan, name) is not None
-            )
-            fitting.append(f"{shown} ({format_bytes(worst.peak_bytes)})")
-        if len(fitting) == 3:
-            break
-    return (
-        f"what would fit: {'; '.join(fitting)}"
-        if fitting
-        else "none of the usual changes of the plan would fit; use more GPUs"
-    )
-
-
-def _relief(plan: Plan) -> Iterator[dict[str, Any]]:
-    """Changes that save memory, roughly by what they cost in time."""
-    if plan.dp_shard is not None:
-        yield {"dp_shard": None}
-    if plan.zero < 1:
-        yield {"zero": 1}
-    if plan.recompute == "none":
-        yield {"recompute": "selective"}
-    parts = [n for n in range(2, min(plan.micro_batch, _MOST_PARTS) + 1) if plan.micro_batch % n == 0]
-    smaller = [plan.micro_batch // n for n in parts]
-    for micro_batch in smaller:
-        # as many samples as before
-        more = None if plan.global_batch is not None else (plan.grad_accum or 1) * (plan.micro_batch // micro_batch)
-        yield {"micro_batch": micro_batch, "grad_accum": more}
-        if micro_batch == 1 and plan.recompute != "full":
-            yield {"micro_batch": 1, "grad_accum": more, "recompute": "full"}
-    if plan.tp > 1 and not plan.sequence_parallel:
-        yield {"sequence_parallel": True}
-    if plan.recompute != "full":
-        yield {"recompute": "full", "zero": max(plan.zero, 1)}
-    for zero in (2, 3):
-        if plan.zero < zero:
-            yield {"zero": zero}
-    for factor in (2, 4, 8, 16):
-        yield {
-            "tp": plan.tp * factor,
-            "sequence_parallel": True,
-            "dp": None,
-            "dp_shard": None,
-            "zero": max(plan.zero, 1),
-        }
-        yield {"pp": plan.pp * factor, "dp": None, "dp_shard": None, "zero": max(plan.zero, 1)}
-        yield {
-            "tp": min(plan.tp * factor, 8),
-            "pp": plan.pp * factor,
-            "sequence_parallel": True,
-            "dp": None,
-            "dp_shard": None,
-            "zero": max(plan.zero, 1),
-            "recompute": "full",
-        }
-    yield {"zero": 3, "recompute": "full"}
-    if plan.offload == "none":
-        yield {"offload": "optimizer", "zero": max(plan.zero, 1)}
-        yield {"offload": "optimizer", "zero": 3, "recompute": "full"}
 
 
 def _warnings(job: Job, layout: Layout, program: Program, memory: tuple[Footprint, ...], trace: Trace) -> Iterator[str]:

@@ -48,14 +48,27 @@ def test_what_an_error_suggests_really_fits(plan):
         simulate({**BIG, "plan": plan})
     text = str(caught.value)
     assert re.match(r"stage \d+ needs [\d,.]+ GiB \(.*\), but h100-sxm has 79\.\d GiB; ", text)
+    plans = []
     for changes in suggestions(text):
         changed = Plan.model_validate({**Plan(**plan).model_dump(), **changes})
         result = simulate({**BIG, "plan": changed})
         assert result.fits
+        assert changed not in plans  # nothing is offered twice
+        plans.append(changed)
         if "micro_batch" in changes:
             assert result.layout.global_batch == result.layout.dp * plan.get("micro_batch", 1) * plan.get(
                 "grad_accum", 1
             )
+
+
+def test_what_leaves_next_to_nothing_free_is_called_tight():
+    with pytest.raises(DoesNotFitError) as caught:
+        simulate(
+            {"model": "llama3-70b", "cluster": "h100-sxm:1x8", "plan": {"tp": 8, "global_batch": 64, "seq_len": 4096}}
+        )
+    assert "offload=optimizer zero=1 (79 GiB, tight); offload=optimizer zero=3 recompute=full (25 GiB)," in str(
+        caught.value
+    )
 
 
 def test_where_nothing_would_fit_the_error_says_so():

@@ -36,8 +36,12 @@ __all__ = [
 _SNIFFED = 100_000
 
 
-def read(path: str | Path) -> Measurements:
+def read(path: str | Path, *, op: str | None = None) -> Measurements:
     """Measurements of a file whose format is told by its content.
+
+    Args:
+        path: the file.
+        op: operation of a log of nccl-tests that does not name it.
 
     Raises:
         MeasurementError: if the format is not known, or the file is malformed (with file and line).
@@ -48,7 +52,7 @@ def read(path: str | Path) -> Measurements:
         case "aiconfigurator":
             return read_table(path)
         case _:
-            return read_nccl_tests(path)
+            return read_nccl_tests(path, usual_op=op)
 
 
 def recognise(path: str | Path) -> str:

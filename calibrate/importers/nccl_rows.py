@@ -1,5 +1,6 @@
 """Rows of nccl-tests, whatever they were written as, checked against themselves and turned into samples."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -71,6 +72,17 @@ def op_name(text: str) -> str:
     for part in ("_perf", "_test", "_", "-", " "):
         word = word.replace(part, "")
     return _OPS.get(word, "")
+
+
+def op_of_program(path: str) -> str:
+    """Our name of the operation of the program after which a file is called, or an empty string.
+
+    >>> op_of_program("logs/h100-alltoall_perf_8.log"), op_of_program("reduce_perf"), op_of_program("reduce.log")
+    ('all_to_all', 'reduce', '')
+    """
+    name = path.replace("\\", "/").rsplit("/", 1)[-1].lower()
+    found = re.search(r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|reduce|send_?recv)_perf", name)
+    return op_name(found.group(1)) if found else ""
 
 
 def bus_factor(op: str, ranks: int) -> float:
@@ -183,7 +195,8 @@ def _op_by_columns(row: Row) -> str:
         if abs(ratio / factors[op] - 1) < 0.1:
             return op
     raise MeasurementError(
-        f"{row.where}: the file does not name its operation; pass op=… (one of {', '.join(KNOWN_OPS)})"
+        f"{row.where}: the file does not name its operation; pass --op (in Python usual_op=), one of "
+        f"{', '.join(KNOWN_OPS)}, or call the file after its program, such as all_reduce_perf.log"
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from calibrate.errors import MeasurementError
 from calibrate.importers.nccl_log import LogReader
-from calibrate.importers.nccl_rows import KNOWN_OPS, Row, op_name, samples_from_rows
+from calibrate.importers.nccl_rows import KNOWN_OPS, Row, op_name, op_of_program, samples_from_rows
 from calibrate.importers.source import read_text
 from calibrate.samples import Measurements
 from simpar.errors import nearest
@@ -47,6 +47,7 @@ def read_nccl_tests(
     path: str | Path,
     *,
     op: str | None = None,
+    usual_op: str | None = None,
     ranks: int | None = None,
     nodes: int | None = None,
     in_place: bool = False,
@@ -56,7 +57,9 @@ def read_nccl_tests(
     Args:
         path: text (a log with anything around it, prefixes of ``mpirun --tag-output`` or ``srun --label`` included),
             CSV or JSON; gzipped or not.
-        op: operation, where the file does not name it (or names it wrongly).
+        op: operation of all rows, whatever the file says.
+        usual_op: operation of rows that name none; left open, that of a file called after its program, such as
+            ``all_reduce_perf.log``, or what the bandwidths tell.
         ranks: members of the group, where the file does not list its devices.
         nodes: hosts, likewise; 1 if nobody says.
         in_place: take the in-place half of each row instead of the out-of-place half.
@@ -65,7 +68,9 @@ def read_nccl_tests(
         MeasurementError: naming file and line, if there is nothing to read, a row is malformed, or numbers contradict
             each other.
     """
-    return parse_nccl_tests(read_text(path), str(path), op=op, ranks=ranks, nodes=nodes, in_place=in_place)
+    return parse_nccl_tests(
+        read_text(path), str(path), op=op, usual_op=usual_op, ranks=ranks, nodes=nodes, in_place=in_place
+    )
 
 
 def parse_nccl_tests(
@@ -73,13 +78,17 @@ def parse_nccl_tests(
     source: str = "text",
     *,
     op: str | None = None,
+    usual_op: str | None = None,
     ranks: int | None = None,
     nodes: int | None = None,
     in_place: bool = False,
 ) -> Measurements:
     """As :func:`read_nccl_tests`, from the text itself; ``source`` names it in messages and samples."""
-    if op is not None and not op_name(op):
-        raise MeasurementError(f"unknown operation '{op}'{nearest(op, KNOWN_OPS)}; use one of {', '.join(KNOWN_OPS)}")
+    for given in (op, usual_op):
+        if given is not None and not op_name(given):
+            raise MeasurementError(
+                f"unknown operation '{given}'{nearest(given, KNOWN_OPS)}; use one of {', '.join(KNOWN_OPS)}"
+            )
     provenance: dict[str, str] = {}
     start = text.lstrip()[:1]
     if start in ("{", "[") and not re.match(r"\s*\[[^\s\[\]{}\"]*\d\]", text):  # "[0]" is a tag of mpirun, not a list
@@ -90,9 +99,10 @@ def parse_nccl_tests(
         reader = LogReader(source, in_place)
         rows = reader.read(text)
         provenance = reader.provenance
-    given = {"op": op, "ranks": ranks, "nodes": nodes}
-    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    rows = [replace(row, **changes) for row in rows]
+    changes: dict[str, Any] = {"op": op, "ranks": ranks, "nodes": nodes}
+    changes = {key: value for key, value in changes.items() if value is not None}
+    unnamed = usual_op or op_of_program(source)
+    rows = [replace(row, **{"op": row.op or unnamed, **changes}) for row in rows]
     if not rows:
         half = "in-place" if in_place else "out-of-place"
         raise MeasurementError(f"{source}: no row with {half} results; pass the output of a finished run")

@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:  # noqa: PLR0911 - one 
         _drop_stdout()
         return _fail(f"simpar: cannot write the output: {error.strerror or error}", MISTAKE)
     except DoesNotFitError as error:
-        return _fail(str(error), DOES_NOT_FIT)
+        return _fail(error.on_command_line, DOES_NOT_FIT)
     except SimparError as error:
         return _fail(str(error), MISTAKE)
     except _UsageError as error:
@@ -231,6 +231,15 @@ def simulate(  # noqa: PLR0917 - Typer reads its flags from the signature
             text="What lies on hosts: none, optimizer, activations or both.",
         ),
     ] = None,
+    framework: Annotated[
+        str | None,
+        _option(
+            "--framework", panel=_KERNELS, metavar="NAME", text="Training software, such as torchtitan, or a YAML file."
+        ),
+    ] = None,
+    compile_: Annotated[
+        bool | None, _option("--compile/--no-compile", panel=_KERNELS, text="Compile the model, which fuses kernels.")
+    ] = None,
     precision: Annotated[
         str | None, _option("--precision", panel=_KERNELS, metavar="DTYPE", text="bf16, fp16, tf32, fp32 or fp8.")
     ] = None,
@@ -299,13 +308,13 @@ def simulate(  # noqa: PLR0917 - Typer reads its flags from the signature
         "plan.recompute": recompute,
         "plan.recompute_layers": recompute_layers,
         "plan.offload": offload,
+        "plan.framework": framework,
+        "plan.compile": compile_,
         "plan.precision": precision,
         "plan.attention": attention,
         "plan.optimizer": optimizer,
     }
-    result = simulated(
-        job, {path: value for path, value in flags.items() if value is not None}, changes or (), allow_oom
-    )
+    result = simulated(job, flags, changes or (), allow_oom)
     if json_:
         import json  # noqa: PLC0415
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from simpar.cli.flags import Cluster, Framework, Model
 from simpar.cli.terminal import check_outputs, show, simulated
 
 if TYPE_CHECKING:
@@ -17,8 +18,13 @@ if TYPE_CHECKING:
 _PARAMETERS = 8  # the steepest ones; the JSON has all
 
 
-def explain(
-    job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="Job file.", show_default=False)],
+def explain(  # noqa: PLR0917 - Typer reads its flags from the signature
+    job: Annotated[
+        Path | None, typer.Argument(metavar="JOB.yaml", help="Job file; flags override it.", show_default=False)
+    ] = None,
+    model: Model = None,
+    cluster: Cluster = None,
+    framework: Framework = None,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", "-s", metavar="FIELD=VALUE", help="Any field, such as plan.tp=4; repeatable."),
@@ -29,11 +35,12 @@ def explain(
     ] = None,
     allow_oom: Annotated[bool, typer.Option("--allow-oom", help="Explain even if it does not fit.")] = False,
 ) -> None:
-    """Say what bounds the step of JOB.yaml, and what removing it could gain at most."""
+    """Say what bounds the step of JOB.yaml (or of a job given by flags), and what removing it could gain at most."""
     from simpar.whatif.explanation import explain as run  # noqa: PLC0415
 
     check_outputs({"--html": html} if html is not None else {}, job)
-    found = run(simulated(job, {}, changes or (), allow_oom))
+    flags = {"model": model, "cluster": cluster, "plan.framework": framework}
+    found = run(simulated(job, flags, changes or (), allow_oom, command="explain"))
     if json_:
         typer.echo(json.dumps(found.to_dict(), indent=2, allow_nan=False))
     else:

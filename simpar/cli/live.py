@@ -20,7 +20,7 @@ def app(
 
     first = from_job(read_draft(job).fields) if job is not None else None
     try:
-        from simpar.view.app import HOST, serve  # noqa: PLC0415
+        from simpar.view.app import serve  # noqa: PLC0415
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "dash":
             raise

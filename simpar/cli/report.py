@@ -29,8 +29,26 @@ _KINDS = {
     "activation": "activation",
     "norm": "norm, softmax",
 }
-_STREAMS = {"tp": "tensor parallel", "dp": "data parallel", "pp": "pipeline", "cp": "context", "ep": "experts"}
-_WAITS = {"host": "host copies", "cpu": "host updates"}
+_STREAMS = {
+    "tp": "tensor parallel",
+    "dp": "data parallel",
+    "dp_replicas": "data parallel, between replicas",
+    "dp_experts": "data parallel, experts",
+    "dp_expert_replicas": "data parallel, replicas of experts",
+    "pp": "pipeline",
+    "cp": "context",
+    "ep": "experts",
+    "etp": "tensor parallel, experts",
+}
+_SHORT = {
+    "host": "host copies",
+    "cpu": "host updates",
+    "dp_replicas": "dp replicas",
+    "dp_experts": "experts' dp",
+    "dp_expert_replicas": "experts' replicas",
+    "ep": "experts",
+    "etp": "experts' tp",
+}
 _CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers", "context")
 
 Row = tuple[str, list[float], str]
@@ -147,13 +165,13 @@ def _time_parts(ranks: Sequence[RankTime], step_s: float) -> Iterator[tuple[str,
     yield from part("slowed by collectives", lambda r: r.interference_s)
     yield from part("optimizer", lambda r: r.optimizer_s)
     for stream in _ordered({stream for rank in ranks for stream in rank.exposed_s}):
-        label = f"waits for {_WAITS.get(stream, stream)}"
+        label = f"waits for {_SHORT.get(stream, stream)}"
         yield from part(label, _entry("exposed_s", stream))
     yield from part("waits for host", lambda r: r.host_wait_s)
     yield from part("bubble", lambda r: r.bubble_s)
     yield "step", lambda _: step_s, "bold"
     for stream in _ordered({stream for rank in ranks for stream in rank.hidden_s}):
-        label = f"hidden {_WAITS.get(stream, stream)}"
+        label = f"hidden {_SHORT.get(stream, stream)}"
         for name, of, _ in part(label, _entry("hidden_s", stream)):
             yield name, of, "dim"
 
@@ -203,7 +221,7 @@ def _communication(result: Result) -> Iterator[RenderableType]:
     table = _table("group", ["bytes"])
     for stream in sorted(carried, key=lambda stream: -carried[stream]):
         base, _, direction = stream.partition("_")
-        name = f"{_STREAMS.get(base, base)}{f', {direction}' if direction else ''}"
+        name = _STREAMS.get(stream) or f"{_STREAMS.get(base, base)}{f', {direction}' if direction else ''}"
         table.add_row(name, format_bytes(carried[stream]))
     yield _titled("what a GPU communicates in a step", table)
 
@@ -213,7 +231,7 @@ def _links(result: Result) -> Iterator[RenderableType]:
     if not links:
         return
     more = f" ({_LINKS} of {len(links)})" if len(links) > _LINKS else ""
-    table = _table("link", ["bytes", "GB/s", "mean use"])
+    table = _table("link", ["bytes", "capacity, GB/s", "mean use"])
     for link in links[:_LINKS]:
         used = f"{link['utilisation']:.1%}"
         table.add_row(_direction(link["link"]), format_bytes(link["bytes"]), f"{link['capacity_gb_per_s']:,.3g}", used)

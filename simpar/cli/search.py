@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simpar.cli.terminal import check_outputs, console, show
-from simpar.errors import JobError
+from simpar.cli.flags import Framework, Model
+from simpar.cli.terminal import between, check_outputs, console, show
+from simpar.errors import DoesNotFitError, JobError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,10 +31,11 @@ def search(  # noqa: PLR0917 - Typer reads its flags from the signature
     job: Annotated[
         Path | None, typer.Argument(metavar="JOB.yaml", help="Job file; of its plan, what is searched is left out.")
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="Preset, config.json or mlp:784-500-10.")] = None,
+    model: Model = None,
     cluster: Annotated[
         list[str] | None, typer.Option("--cluster", "-c", help="Such as h100-sxm:64x8; several are compared.")
     ] = None,
+    framework: Framework = None,
     global_batch: Annotated[int | None, typer.Option(metavar="N", help="Samples per step.")] = None,
     seq_len: Annotated[int | None, typer.Option(metavar="N", help="Tokens per sample.")] = None,
     changes: Annotated[
@@ -69,7 +71,7 @@ def search(  # noqa: PLR0917 - Typer reads its flags from the signature
     if table is not None:
         check_format(table)
     _check_changes(changes or ())
-    drafts = [_draft(job, model, one, changes or ()) for one in (cluster or (None,))]
+    drafts = [_draft(job, model, one, framework, changes or ()) for one in (cluster or (None,))]
     jobs = [draft.job() for draft in drafts]
     if any(job.faults.any for job in jobs):
         raise JobError("faults: a search compares plans where nothing is slow; drop them, and sweep the plans it finds")
@@ -110,7 +112,9 @@ def search(  # noqa: PLR0917 - Typer reads its flags from the signature
     _report(result, as_json=json_)
 
 
-def _draft(job: Path | None, model: str | None, cluster: str | None, changes: Sequence[str]) -> "Draft":
+def _draft(
+    job: Path | None, model: str | None, cluster: str | None, framework: str | None, changes: Sequence[str]
+) -> "Draft":
     from simpar.cli.jobfile import parse_change, read_draft  # noqa: PLC0415
 
     if job is None and model is None:
@@ -118,6 +122,7 @@ def _draft(job: Path | None, model: str | None, cluster: str | None, changes: Se
     flags: list[tuple[tuple[str, ...], Any]] = []
     flags += [(("model",), model)] if model is not None else []
     flags += [(("cluster",), cluster)] if cluster is not None else []
+    flags += [(("plan", "framework"), framework)] if framework is not None else []
     return read_draft(job, [*flags, *(parse_change(text) for text in changes)])
 
 
@@ -182,10 +187,17 @@ def executor_of(dask: str | None) -> "Iterator[Executor | None]":
 @contextmanager
 def progress_bar() -> "Iterator[Progress]":
     """A bar on stderr, while that is a terminal; redrawn when told, since a thread of its own and forks do not mix."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+    from rich import progress as rich  # noqa: PLC0415
     from rich.progress import Progress as Bar  # noqa: PLC0415
 
-    columns = (TextColumn("{task.description:12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        rich.TextColumn("{task.description:12}"),
+        rich.BarColumn(),
+        rich.MofNCompleteColumn(),
+        rich.TimeElapsedColumn(),
+        rich.TextColumn("left"),
+        rich.TimeRemainingColumn(),
+    )
     terminal = console(stderr=True)
     with Bar(*columns, console=terminal, transient=True, auto_refresh=False, disable=not terminal.is_terminal) as bar:
         tasks: dict[str, Any] = {}
@@ -202,6 +214,11 @@ def progress_bar() -> "Iterator[Progress]":
 
 
 def _report(result: "SearchResult", *, as_json: bool) -> None:
+    """Prints what was found.
+
+    Raises:
+        DoesNotFitError: nothing was, which it explains.
+    """
     if as_json:
         import json  # noqa: PLC0415
         from dataclasses import asdict  # noqa: PLC0415
@@ -212,10 +229,19 @@ def _report(result: "SearchResult", *, as_json: bool) -> None:
             "front": [found.to_dict() for found in result.front()],
         }
         typer.echo(json.dumps(shown, indent=2, allow_nan=False))
-        return
-    from rich.console import Group  # noqa: PLC0415
+    else:
+        from rich.console import Group  # noqa: PLC0415
 
-    show(Group(*_parts(result)))
+        show(Group(*_parts(result)))
+    if not result.found:
+        from simpar.search.unsearched import unsearched  # noqa: PLC0415
+
+        ways = "; ".join(map(str, unsearched(result)))
+        raise DoesNotFitError(
+            f"no plan fits; with what was not searched some would: {ways}"
+            if ways
+            else "no plan fits, and no usual change of what was not searched would help; use more GPUs, or larger ones"
+        )
 
 
 def _parts(result: "SearchResult") -> "Iterator[RenderableType]":
@@ -226,7 +252,6 @@ def _parts(result: "SearchResult") -> "Iterator[RenderableType]":
     yield Text(f"{first.model.name} on {names}, {first.plan.global_batch:,} samples a step", style="bold")
     yield Text(str(result.counts))
     if not result.found:
-        yield Text("no plan fits; use more GPUs, or choose recompute=full and zero=3", style="red")
         return
     groups = result.groups()
     for number, members in enumerate(groups):
@@ -236,7 +261,10 @@ def _parts(result: "SearchResult") -> "Iterator[RenderableType]":
     rest = "" if result.whole_front else "; of what was simulated, --front for all"
     priced = result.found[0].cost_per_step is not None
     goals = ["time", "memory", *(["GPUs"] if len(result.jobs) > 1 else []), *(["cost"] if priced else [])]
-    yield _table(f"Not beaten in {', '.join(goals)}{rest}", result.front(), several=len(result.jobs) > 1)
+    front = result.front()
+    yield _table(f"Not beaten in {', '.join(goals)}{rest}", front, several=len(result.jobs) > 1)
+    if any(found.low_s is None for found in front):
+        yield Text(f"–: worked out for the {result.top} fastest only; --front does it for all", style="dim")
 
 
 def _table(title: str, members: "Sequence[Found]", *, several: bool) -> "RenderableType":
@@ -248,23 +276,22 @@ def _table(title: str, members: "Sequence[Found]", *, several: bool) -> "Rendera
     from simpar.units import format_bytes, format_time  # noqa: PLC0415
 
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("plan")
+    table.add_column("plan", overflow="fold")
     priced = any(found.cost_per_step is not None for found in members)
     heads = [
         *(["GPUs"] if several else []),
         "step",
-        f"{USUAL_LEVEL:.0%} between",
+        f"{USUAL_LEVEL:.0%} interval",
         "MFU",
         "memory",
         *(["cost/step"] if priced else []),
     ]
     for head in heads:
-        table.add_column(head, justify="right")
+        table.add_column(head, justify="right", no_wrap=True)
     for found in members:
-        ends = [format_time(end) for end in (found.low_s, found.high_s) if end is not None]
-        between = " and ".join(ends) or "–"
+        interval = between(found.low_s, found.high_s) if found.low_s is not None and found.high_s is not None else "–"
         cells = [f"{found.gpus:,}"] if several else []
-        cells += [format_time(found.step_time_s), between, f"{found.mfu:.1%}", format_bytes(found.memory_bytes)]
+        cells += [format_time(found.step_time_s), interval, f"{found.mfu:.1%}", format_bytes(found.memory_bytes)]
         cells += [f"{found.cost_per_step:,.2f}"] if found.cost_per_step is not None else []
         table.add_row(shown_plan(found.plan), *cells)
     return table

@@ -6,13 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simpar.cli.terminal import check_outputs, show
+from simpar.cli.flags import Cluster, Framework, Model
+from simpar.cli.terminal import between, check_outputs, console, narrowed, show
 from simpar.errors import JobError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from simpar.search.sweep import Sweep
+    from simpar.search.sweep import Record, Sweep
+
+_NOTE = ""  # head of the last column
+_LEAST = ("bubble", "tokens/s", "MFU")  # columns that a narrow terminal does without, the least important first
 
 EPILOG = """\
 [cyan]--vary plan.tp=1,2,4,8[/] takes these values, [cyan]--vary cluster.nic_gbps=200..800[/] doubles from 200 to 800, \
@@ -23,8 +27,9 @@ one part has it. Several --vary make every combination; one that breaks a rule i
 
 def sweep(  # noqa: PLR0917 - Typer reads its flags from the signature
     job: Annotated[Path | None, typer.Argument(metavar="JOB.yaml", help="Job file.")] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="Preset, config.json or mlp:784-500-10.")] = None,
-    cluster: Annotated[str | None, typer.Option("--cluster", "-c", help="Such as h100-sxm:64x8, or a preset.")] = None,
+    model: Model = None,
+    cluster: Cluster = None,
+    framework: Framework = None,
     vary: Annotated[
         list[str] | None, typer.Option("--vary", metavar="FIELD=VALUES", help="Values of a field; repeatable.")
     ] = None,
@@ -65,6 +70,7 @@ def sweep(  # noqa: PLR0917 - Typer reads its flags from the signature
     flags: list[tuple[tuple[str, ...], Any]] = []
     flags += [(("model",), model)] if model is not None else []
     flags += [(("cluster",), cluster)] if cluster is not None else []
+    flags += [(("plan", "framework"), framework)] if framework is not None else []
     draft = read_draft(job, [*flags, *map(parse_change, changes or ())])
     values = once(map(parse_vary, vary), "--vary")
     base = draft.job()
@@ -89,7 +95,7 @@ def sweep(  # noqa: PLR0917 - Typer reads its flags from the signature
 
         typer.echo(json.dumps(found.records(), indent=2, allow_nan=False))
         return
-    show(_table(found))
+    show(_table(found, console().width))
 
 
 def _write(found: "Sweep", table: Path | None, plot: Path | None, value: str) -> None:
@@ -103,34 +109,50 @@ def _write(found: "Sweep", table: Path | None, plot: Path | None, value: str) ->
         typer.echo(f"wrote {plot}", err=True)
 
 
-def _table(found: "Sweep") -> "RenderableType":
+def _table(found: "Sweep", width: int) -> "RenderableType":
+    """The columns that there is room for; reasons of rows without figures stand below, each once."""
     from rich import box  # noqa: PLC0415
+    from rich.console import Group  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
+    errors: dict[str, int] = {}  # numbers of the reasons
+    for row in found.rows:
+        if "error" in row:
+            errors.setdefault(row["error"], len(errors) + 1)
+    rows = [_cells(row, found.varied, errors) for row in found.rows]
+    heads = list(dict.fromkeys(head for row in rows for head in row if head != _NOTE))
+    rows = [{head: row.get(head, "") for head in (*heads, _NOTE)} for row in rows]
+    shown = narrowed(rows, [*heads, _NOTE], _LEAST, width, wraps={})
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in shown:
+        note = head == _NOTE
+        table.add_column(head, justify="left" if note else "right", no_wrap=True, style="red" if note else "")
+    for row in rows:
+        table.add_row(*(row[head] for head in shown))
+    left_out = [head for head in heads if head not in shown]
+    below = [Text(f"error {number}: {reason}", style="red") for reason, number in errors.items()]
+    if left_out:
+        below.append(Text(f"left out for want of width: {', '.join(left_out)} (--json has all)", style="dim"))
+    return Group(table, *below)
+
+
+def _cells(row: "Record", varied: tuple[str, ...], errors: dict[str, int]) -> dict[str, str]:
+    """Cells of a row by the head of their column."""
     from simpar.uncertainty import USUAL_LEVEL  # noqa: PLC0415
     from simpar.units import format_bytes, format_count, format_time  # noqa: PLC0415
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    priced = any("cost_per_step" in row for row in found.rows)
-    for head in (*found.varied, "step", f"{USUAL_LEVEL:.0%} between", "MFU", "tokens/s", "bubble", "memory"):
-        table.add_column(head, justify="right")
-    if priced:
-        table.add_column("cost/step", justify="right")
-    table.add_column("")
-    for row in found.rows:
-        cells = [str(row[path]) for path in found.varied]
-        if "error" in row:
-            table.add_row(*cells, *[""] * (6 + priced), Text(row["error"], style="red"))
-            continue
-        cells += [
-            format_time(row["step_time_s"]),
-            f"{format_time(row['low_s'])} and {format_time(row['high_s'])}",
-            f"{row['mfu']:.1%}",
-            format_count(row["tokens_per_s"]),
-            f"{row['bubble_fraction']:.1%}",
-            format_bytes(row["memory_bytes"]),
-            *([f"{row['cost_per_step']:,.2f}"] if priced else []),
-        ]
-        table.add_row(*cells, "" if row["fits"] else Text("does not fit", style="red"))
-    return table
+    cells = {path: str(row[path]) for path in varied}
+    if "error" in row:
+        return {**cells, _NOTE: f"error {errors[row['error']]}"}
+    return {
+        **cells,
+        "step": format_time(row["step_time_s"]),
+        f"{USUAL_LEVEL:.0%} interval": between(row["low_s"], row["high_s"]),
+        "MFU": f"{row['mfu']:.1%}",
+        "tokens/s": format_count(row["tokens_per_s"]),
+        "bubble": f"{row['bubble_fraction']:.1%}",
+        "memory": format_bytes(row["memory_bytes"]),
+        **({"cost/step": f"{row['cost_per_step']:,.2f}"} if "cost_per_step" in row else {}),
+        _NOTE: "" if row["fits"] else "does not fit",
+    }

@@ -1,7 +1,7 @@
 """What the commands share: the terminal, the check of output files, a job simulated as its file and flags say."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from simpar.result import Result
 
 NARROWEST = 40  # columns; below, tables and help would lose their words, and a terminal wraps by itself
+_BETWEEN_COLUMNS = 3  # blanks and a line
 _PIPED_WIDTH = 10_000  # nothing wraps where a program reads, or a file is grepped
 
 
@@ -38,13 +39,62 @@ def show(*parts: "RenderableType") -> None:
     typer.echo("\n".join(line.rstrip() for line in captured.get().rstrip().splitlines()))
 
 
-def simulated(job: Path | None, flags: dict[str, Any], changes: Sequence[str], allow_oom: bool) -> "Result":
+def between(low_s: float, high_s: float) -> str:
+    """An interval of times in few characters.
+
+    >>> between(2.75, 3.02), between(0.75, 1.25)
+    ('2.75 to 3.02 s', '750 ms to 1.25 s')
+    """
+    from simpar.units import format_time  # noqa: PLC0415
+
+    low, high = format_time(low_s), format_time(high_s)
+    number, _, unit = low.rpartition(" ")
+    return f"{number if high.endswith(f' {unit}') else low} to {high}"
+
+
+def narrowed(
+    rows: Sequence[Mapping[str, str]],
+    heads: Sequence[str],
+    least: Sequence[str],
+    width: int,
+    *,
+    wraps: Mapping[str, int],
+) -> list[str]:
+    """The columns that a table shows in a width, each with its cells whole.
+
+    Args:
+        rows: a cell for each head.
+        heads: all columns.
+        least: those that may be left out, the least important first.
+        width: characters of a line.
+        wraps: columns that may wrap, and the width that they need at least.
+    """
+    from rich.cells import cell_len  # noqa: PLC0415
+
+    def need(head: str) -> int:
+        cells = (*head.split("\n"), *(row[head] for row in rows))
+        widest = max(map(cell_len, cells))
+        longest_word = max(cell_len(word) for cell in cells for word in cell.split() or [""])
+        return max(min(widest, wraps[head]), longest_word) if head in wraps else widest
+
+    needs = {head: need(head) for head in heads}
+    shown = list(heads)
+    for head in least:
+        if sum(needs[name] + _BETWEEN_COLUMNS for name in shown) <= width:
+            break
+        shown.remove(head)
+    return shown
+
+
+def simulated(
+    job: Path | None, flags: Mapping[str, Any], changes: Sequence[str], allow_oom: bool, *, command: str = "simulate"
+) -> "Result":
     """The result of a job file changed by flags and ``--set``; its mistakes name file and field."""
     from simpar.cli.jobfile import parse_change, read_draft  # noqa: PLC0415
 
-    if job is None and not flags and not changes:
-        raise JobError("simpar simulate: give a job file, or --model and --cluster; see simpar simulate --help")
-    overrides = [(tuple(path.split(".")), _yaml(value)) for path, value in flags.items()]
+    if job is None and all(value is None for value in flags.values()) and not changes:
+        raise JobError(f"simpar {command}: give a job file, or --model and --cluster; see simpar {command} --help")
+    overrides = [(tuple(path.split(".")), _yaml(value)) for path, value in flags.items() if value is not None]
     draft = read_draft(job, [*overrides, *(parse_change(text) for text in changes)])
     checked = draft.job()
     draft.lay_out(checked)
@@ -54,7 +104,7 @@ def simulated(job: Path | None, flags: dict[str, Any], changes: Sequence[str], a
         with console(stderr=True).status(f"simulating {checked.model.name} …"):
             return run(checked, allow_oom=allow_oom)
     except DoesNotFitError as error:
-        raise DoesNotFitError(f"{draft.source}: {error}") from None
+        raise DoesNotFitError(f"{draft.source}: {error.on_command_line}") from None
     except (JobError, PlanError) as error:
         raise draft.explain(error) from None
 

@@ -1,12 +1,13 @@
 """``simpar validate``: measured runs beside their predictions."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simpar.cli.terminal import check_outputs, show
+from simpar.cli.terminal import check_outputs, console, narrowed, show
 from simpar.errors import JobError
 
 if TYPE_CHECKING:
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from simpar.validation.report import ValidationReport
     from simpar.validation.statistics import GroupError
 
+# columns that a narrow terminal does without, the least important first
+_LEAST = ("mean", "rank\ncorr.", "scaled\np90", "regret", "memory", "scaled\nmedian", "in\ninterval", "bias")
+_NAME_WIDTH = 24  # of a group's name, which wraps beyond
+_WORDS = ("row", "model", "plan")
 _REFUSALS = 8  # reasons that are shown; JSON has all
 
 
@@ -56,7 +61,7 @@ def validate(  # noqa: PLR0917 - Typer names the options after them
     if as_json:
         typer.echo(json.dumps(report.to_dict(), ensure_ascii=False))
         return
-    show(*_tables(report, scaled=scale != "none"))
+    show(*_tables(report, scaled=scale != "none", width=console().width))
 
 
 class _Bar:
@@ -83,29 +88,16 @@ class _Bar:
         self._progress.update(self._task, completed=done)
 
 
-def _tables(report: "ValidationReport", *, scaled: bool) -> "list[RenderableType]":
+def _tables(report: "ValidationReport", *, scaled: bool, width: int) -> "list[RenderableType]":
     from rich.table import Table  # noqa: PLC0415
 
-    errors = Table(title="Error of the predicted step time", title_justify="left")
-    errors.add_column(" ".join(report.columns))
-    names = ["rows", "median", "mean", "p90", "bias"]
-    names += ["scaled median", "scaled p90"] if scaled else []
-    names += ["rank corr.", "regret", "memory", "in interval"]
-    for name in names:
-        errors.add_column(name, justify="right")
-    for group in [*report.groups, report.overall, report.flagged]:
-        if group.n + group.refused:
-            errors.add_row(group.group, *_cells(group, scaled=scaled))
-    parts: list[RenderableType] = [errors]
+    groups = [each for each in [*report.groups, report.overall, report.flagged] if each.n + each.refused]
+    name = " ".join(report.columns)
+    cells = [{name: group.group, **_cells(group, scaled=scaled)} for group in groups]
+    parts = list(_narrowed("Error of the predicted step time", cells, _LEAST, width, wraps={name: _NAME_WIDTH}))
     if report.worst:
-        worst = Table(title="Furthest off", title_justify="left")
-        for name in ("row", "model", "plan"):
-            worst.add_column(name)
-        for name in ("measured", "predicted", "error"):
-            worst.add_column(name, justify="right")
-        for prediction in report.worst:
-            worst.add_row(*_worst(prediction))
-        parts.append(worst)
+        furthest = [_worst(each) for each in sorted(report.worst, key=lambda each: -abs(each.error))]
+        parts += _narrowed("Furthest off", furthest, ("model", "measured"), width, wraps={"row": 12, "plan": 20})
     if report.refusals:
         refused = Table(title="Not simulated", title_justify="left")
         refused.add_column("rows", justify="right")
@@ -120,13 +112,44 @@ def _tables(report: "ValidationReport", *, scaled: bool) -> "list[RenderableType
     return parts
 
 
-def _cells(group: "GroupError", *, scaled: bool) -> list[str]:
+def _narrowed(
+    title: str, rows: "list[dict[str, str]]", least: tuple[str, ...], width: int, *, wraps: dict[str, int]
+) -> "Iterator[RenderableType]":
+    """A table of the columns that there is room for, and what is left out."""
+    from rich.table import Table  # noqa: PLC0415
+
+    heads = list(rows[0])
+    shown = narrowed(rows, heads, least, width, wraps=wraps)
+    table = Table(title=title, title_justify="left")
+    for head in shown:
+        words = head in _WORDS or head in wraps
+        table.add_column(head, justify="left" if words else "right", no_wrap=head not in wraps, overflow="fold")
+    for row in rows:
+        table.add_row(*(row[head] for head in shown))
+    yield table
+    left_out = [" ".join(head.split()) for head in heads if head not in shown]
+    if left_out:
+        yield f"left out for want of width: {', '.join(left_out)} (--json has all)"
+
+
+def _cells(group: "GroupError", *, scaled: bool) -> dict[str, str]:
     rows = f"{group.n:,}" + (f" (+{group.refused:,} refused)" if group.refused else "")
-    figures = [_percent(group.median), _percent(group.mean), _percent(group.p90), _percent(group.bias, signed=True)]
-    if scaled:
-        figures += [_percent(group.scaled_median), _percent(group.scaled_p90)]
-    ranking = [f"{x:.2f}" if x is not None else "" for x in (group.spearman, group.regret)]
-    return [rows, *figures, *ranking, _percent(group.memory_median), _percent(group.covered)]
+    return {
+        "rows": rows,
+        "median": _percent(group.median),
+        "mean": _percent(group.mean),
+        "p90": _percent(group.p90),
+        "bias": _percent(group.bias, signed=True),
+        **(
+            {"scaled\nmedian": _percent(group.scaled_median), "scaled\np90": _percent(group.scaled_p90)}
+            if scaled
+            else {}
+        ),
+        "rank\ncorr.": f"{group.spearman:.2f}" if group.spearman is not None else "",
+        "regret": f"{group.regret:.2f}" if group.regret is not None else "",
+        "memory": _percent(group.memory_median),
+        "in\ninterval": _percent(group.covered),
+    }
 
 
 def _percent(value: float | None, *, signed: bool = False) -> str:
@@ -135,17 +158,17 @@ def _percent(value: float | None, *, signed: bool = False) -> str:
     return f"{value:+.1%}" if signed else f"{value:.1%}"
 
 
-def _worst(prediction: "Prediction") -> list[str]:
+def _worst(prediction: "Prediction") -> dict[str, str]:
     run = prediction.run
     degrees = {"tp": run.tp, "pp": run.pp, "cp": run.cp, "ep": run.ep, "vpp": run.vpp, "dp": run.dp or 1}
     plan = " ".join(f"{name}{degree}" for name, degree in degrees.items() if degree > 1) or "1 GPU"
-    plan += f" zero{run.zero} micro-batch {run.micro_batch or '?'}"
+    plan += f" zero{run.zero} micro-batch {'?' if run.micro_batch is None else f'{run.micro_batch:g}'}"
     assert prediction.predicted_s is not None, "refused rows have no error"
-    return [
-        run.id,
-        run.model,
-        plan,
-        f"{run.step_time_s:.3g} s",
-        f"{prediction.predicted_s:.3g} s",
-        f"{prediction.error:+.1%}",
-    ]
+    return {
+        "row": run.id,
+        "model": run.model,
+        "plan": plan,
+        "measured": f"{run.step_time_s:.3g} s",
+        "predicted": f"{prediction.predicted_s:.3g} s",
+        "error": f"{prediction.error:+.1%}",
+    }

@@ -5,11 +5,17 @@ from typing import Annotated
 
 import typer
 
+from simpar.cli.flags import Cluster, Framework, Model
 from simpar.cli.terminal import check_outputs, simulated
 
 
 def view(  # noqa: PLR0917 - Typer reads its flags from the signature
-    job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="Job file.", show_default=False)],
+    job: Annotated[
+        Path | None, typer.Argument(metavar="JOB.yaml", help="Job file; flags override it.", show_default=False)
+    ] = None,
+    model: Model = None,
+    cluster: Cluster = None,
+    framework: Framework = None,
     kind: Annotated[
         str,
         typer.Option(
@@ -32,7 +38,7 @@ def view(  # noqa: PLR0917 - Typer reads its flags from the signature
     dark: Annotated[bool, typer.Option("--dark", help="Light on dark.")] = False,
     allow_oom: Annotated[bool, typer.Option("--allow-oom", help="Simulate even if it does not fit.")] = False,
 ) -> None:
-    """Draw one view of the step of JOB.yaml."""
+    """Draw one view of the step of JOB.yaml, or of a job given by flags."""
     from simpar.errors import JobError, nearest  # noqa: PLC0415
     from simpar.view.figure import PICTURES, write_figure  # noqa: PLC0415 - plotly takes a while
     from simpar.view.views import VIEWS  # noqa: PLC0415
@@ -45,6 +51,7 @@ def view(  # noqa: PLR0917 - Typer reads its flags from the signature
     if output.suffix.lower() not in (".html", *PICTURES):
         raise JobError(f"--html '{output}': is no format of a view; end the name with .html, {', '.join(PICTURES)}")
     check_outputs({"--html": output}, job)
-    result = simulated(job, {}, changes or (), allow_oom)
+    flags = {"model": model, "cluster": cluster, "plan.framework": framework}
+    result = simulated(job, flags, changes or (), allow_oom, command="view")
     write_figure(draw(result, kind, dark=dark), output, title=f"{kind}: {result.title}")
     typer.echo(f"wrote {output}", err=True)

@@ -2,9 +2,10 @@
 
 The time is that of the busiest pipeline rank: what must run on other stages before its first forward pass, all its
 passes at the engine's own block prices, what must run after its last one, and the optimizer; or that of its
-data-parallel stream. Every order, overlap and contention that the engine knows only adds to these: a run of a block
-never undercuts the block's price (:class:`~simpar.search.blocks.BlockTime`), a transfer never undercuts its time alone,
-and the time of a collective is concave in its bytes, so that one collective over a sum undercuts those over its parts.
+data-parallel stream, or of the memory of hosts that run the optimizer. Every order, overlap and contention that the
+engine knows only adds to these: a run of a block never undercuts the block's price
+(:class:`~simpar.search.blocks.BlockTime`), a transfer never undercuts its time alone, and the time of a collective is
+concave in its bytes, so that one collective over a sum undercuts those over its parts.
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """What a search finds: plans with their figures, groups that cannot be told apart, and the Pareto front."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from simpar.job import Job
@@ -43,7 +43,7 @@ class Found:
 
     def to_dict(self) -> dict[str, Any]:
         """Flat: fields of the plan, then the figures."""
-        figures = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "plan"}
+        figures = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "plan"}
         return {**self.plan, **figures}
 
     @property
@@ -87,13 +87,13 @@ class Counts:
         return self.enumerated - self.invalid
 
     def __str__(self) -> str:
-        text = (
-            f"{self.valid:,} valid plans: {self.too_large:,} do not fit, {self.pruned:,} cannot be among the best, "
-            f"{self.simulated:,} simulated"
+        before = f" ({self.resumed:,} of them before)" if self.resumed else ""
+        lost = f", {self.lost:,} lost with their worker" if self.lost else ""
+        of = f"{self.enumerated:,} combinations, of them " if self.invalid else ""
+        return (
+            f"{of}{self.valid:,} valid plans: {self.too_large:,} do not fit, "
+            f"{self.pruned:,} cannot be among the best, {self.simulated:,} simulated{before}{lost}"
         )
-        text += f" ({self.resumed:,} of them before)" if self.resumed else ""
-        text += f"; {self.opened:,} of {self.families:,} families opened, {self.bounded:,} bounds"
-        return text + (f", {self.lost:,} lost with their worker" if self.lost else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,7 @@ class SearchResult:
         top: so many of ``found`` are the fastest of all valid plans; the others are just what was simulated.
         jobs: the base job of each cluster, of which plans change fields.
         whole_front: whether :meth:`front` is that of all valid plans, not only of those simulated.
+        choices: values of the fields to which the search was restricted, and of those that were added to it.
     """
 
     found: tuple[Found, ...]
@@ -113,6 +114,7 @@ class SearchResult:
     top: int
     jobs: tuple[Job, ...]
     whole_front: bool
+    choices: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     @property
     def best(self) -> Found:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from heapq import heappop, heappush
@@ -30,6 +30,7 @@ from simpar.search.workers import LATER, WorkerLostError, Workers
 Progress = Callable[[str, int, int], None]
 """Is told what is being done, how much of it is done, and of how much."""
 
+_ENDED = "ended"  # key of the record of a search that has ended
 _CHUNK = 4  # families whose bounds are one task
 
 
@@ -71,7 +72,7 @@ def search(
         executor: where to run; left open, in processes of this machine.
         workers: processes (left open, one per core; 1 works in this one), or tasks that the executor gets at a time.
         output: file of JSON lines that takes every answer as it comes.
-        resume: go on with an existing ``output``.
+        resume: go on with an existing ``output``; a search that had ended is answered by it alone.
         progress: is told how far the search is.
 
     Returns:
@@ -99,10 +100,15 @@ def search(
     kept = {name: (getattr(base, name),) for name in fixed if name in axes_of({}, jobs[0].model)}
     hunt = _Hunt(jobs, {**kept, **chosen}, top, whole_front, prune, progress or (lambda *_: None))
     question = {"search": hunt.question(), "simpar": __version__}
-    with Journal(output, question, resume=resume) as journal, Workers(executor, workers) as pool:
-        hunt.weigh(pool)
-        hunt.simulate(pool, journal)
-    hunt.check_any()
+    with Journal(output, question, resume=resume) as journal:
+        ended = hunt.ended(journal)
+        if ended is not None:
+            return ended
+        with Workers(executor, workers) as pool:
+            hunt.weigh(pool)
+            hunt.simulate(pool, journal)
+        hunt.check_any()
+        hunt.end(journal)
     return hunt.result()
 
 
@@ -163,6 +169,28 @@ class _Hunt:
     @cached_property
     def _tokens(self) -> list[bytes]:
         return [token_of(job, self.choices, prune=self.prune) for job in self.jobs]
+
+    # ---- a search that has ended ------------------------------------------------------------------------------------
+
+    @property
+    def _wanted(self) -> dict[str, Any]:
+        """What decides which of all plans are simulated; a file goes on whatever it is."""
+        return {"top": self.top, "whole_front": self.whole_front, "prune": self.prune}
+
+    def end(self, journal: Journal) -> None:
+        """Writes down that nothing is left to do, with all that the result says; plans that were lost may be tried."""
+        if not self.lost:
+            found = [asdict(one) for one in self._shown()]
+            journal.write({_ENDED: self._wanted, "counts": asdict(self._counts()), "found": found}, remember=False)
+
+    def ended(self, journal: Journal) -> SearchResult | None:
+        """The result of a search for the same that has ended, as its file has it; None if none has."""
+        for record in journal.records:
+            if record.get(_ENDED) == self._wanted:
+                found = (Found(**{**one, "plan": _with_tuples(one["plan"])}) for one in record["found"])
+                counts = Counts(**record["counts"])
+                return self._result(tuple(found), replace(counts, resumed=counts.simulated))
+        return None
 
     # ---- families ---------------------------------------------------------------------------------------------------
 
@@ -227,7 +255,7 @@ class _Hunt:
 
     def simulate(self, pool: Workers, journal: Journal) -> None:
         """Opens what waits and simulates plans, the most promising first, as long as one can be among the best."""
-        known = {_key(record["cluster"], record["plan"]): record for record in journal.records}
+        known = {_key(record["cluster"], record["plan"]): record for record in journal.records if _ENDED not in record}
         self._tell()
         for (_, question), answered in pool.run(answer, self._worthwhile(known)):
             self.opening -= isinstance(question, (Group, Family))
@@ -320,10 +348,15 @@ class _Hunt:
         return inf if self.whole_front else self._slowest_top_s(cluster)
 
     def _tell(self) -> None:
-        """Says how many plans are decided: all but those that may still be among the best."""
+        """Says how many plans are decided: all but those that may still be among the best; and what is simulated.
+
+        That may become less, as better plans are found, and more, as families are opened.
+        """
         limits = [self._limit_s(number) for number in range(len(self.jobs))]
-        open_ = sum(item.plans for *_, item in self.queue if item.bound.step_s <= limits[item.cluster])
-        self.progress("plans", self.enumerated - open_, self.enumerated)
+        waiting = [item for *_, item in self.queue if item.bound.step_s <= limits[item.cluster]]
+        self.progress("plans", self.enumerated - sum(item.plans for item in waiting), self.enumerated)
+        simulated = len(self.found)
+        self.progress("simulated", simulated, simulated + sum(isinstance(item, Candidate) for item in waiting))
 
     def _shown(self) -> tuple[Found, ...]:
         """What was found; intervals that only some orders of simulating leave behind are dropped."""
@@ -334,7 +367,14 @@ class _Hunt:
 
     def result(self) -> SearchResult:
         """What came of it."""
-        counts = Counts(
+        return self._result(self._shown(), self._counts())
+
+    def _result(self, found: tuple[Found, ...], counts: Counts) -> SearchResult:
+        whole_front = self.whole_front or not self.prune
+        return SearchResult(found, counts, self.top, self.jobs, whole_front, self.choices)
+
+    def _counts(self) -> Counts:
+        return Counts(
             enumerated=self.enumerated,
             invalid=self.invalid,
             too_large=self.too_large,
@@ -346,11 +386,15 @@ class _Hunt:
             opened=self.opened,
             bounded=self.bounded,
         )
-        return SearchResult(self._shown(), counts, self.top, self.jobs, self.whole_front or not self.prune)
 
 
 def _key(cluster: int, fields: Mapping[str, Any]) -> str:
     return json.dumps([cluster, fields], sort_keys=True)
+
+
+def _with_tuples(plan: Mapping[str, Any]) -> Fields:
+    """Fields of a plan as they were chosen: a file has lists for tuples."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in plan.items()}
 
 
 def _digest(described: Any) -> str:

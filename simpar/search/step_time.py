@@ -1,10 +1,12 @@
-"""The lower bound of a step's time: its busiest pipeline rank, or that rank's stream of data parallelism."""
+"""The lower bound of a step's time: its busiest pipeline rank, its stream of data parallelism, or its host."""
 
 import numpy as np
 import numpy.typing as npt
 
 from simpar.plan.layout import Layout
+from simpar.plan.offload import offloads_optimizer
 from simpar.program.unit import Held
+from simpar.search.host_time import HostTime
 from simpar.search.stages import Cut
 from simpar.search.transfers import Load, Transfers
 from simpar.units import ns
@@ -54,9 +56,23 @@ class StepTime:
             (before + passes + sends + after).max(),
             np.bincount(ranks, m * self._cut.total(self._cut.units.launches), pp).max() * ns(self._layout.launch_s),
         ]
+        if offloads_optimizer(self._layout.plan):
+            ends.append(self._hosts_ns(start + busy + sent))
         suspects = {0, min(1, pp - 1), pp - 1, int((start + busy).argmax())} if self._reduces else ()
         ends += [float(start[rank]) + self._occupied_ns(rank, busy[rank], sent[rank]) for rank in suspects]
         return float(max(ends))
+
+    def _hosts_ns(self, passed: IntArray) -> float:
+        """With the optimizer on hosts, whose ranks have run all passes after ``passed`` nanoseconds at the earliest."""
+        layout, cut, shape = self._layout, self._cut, self._shape
+        # gradients of a pass leave unit by unit, the first ones as it begins
+        last = np.zeros(layout.plan.pp)
+        np.maximum.at(last, shape.rank_of_stage, self._opened_backward)
+        # what other stages add to stays on the device until the end
+        meets = shape.schedule.copies > 1 or any(unit.tied_parameters for unit in cut.units.units)
+        times = self._microbatches if layout.plan.zero >= 2 and not meets else 1
+        hosts = HostTime(self._transfers.cluster, layout, cut.trained_per_rank, times)
+        return hosts.bound_ns(float((passed - last).max()))
 
     @property
     def _reduces(self) -> bool:

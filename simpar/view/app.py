@@ -96,7 +96,7 @@ def serve(
     # a line per request, and a warning not to deploy what only answers this machine
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = make_server(HOST, port, build(first).server, threaded=True, fd=place.fileno())
-    address = f"http://{HOST}:{server.server_port}/"
+    address = f"http://{HOST}:{place.getsockname()[1]}/"
     began(address)
     if browser and _has_screen():
         webbrowser.open(address)  # waits in the queue of the socket until it is served

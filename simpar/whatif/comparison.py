@@ -63,11 +63,10 @@ class Comparison:
     @property
     def words(self) -> tuple[str, ...]:
         """The answer in sentences."""
-        slower = "longer" if self.difference_ns >= 0 else "shorter"
-        said = [
-            f"A takes {format_time(self.a.step_time_s)} a step, B {format_time(self.b.step_time_s)}: "
-            f"{format_time(abs(self.difference_ns) * 1e-9)} {slower}."
-        ]
+        times = f"A takes {format_time(self.a.step_time_s)} a step, B {format_time(self.b.step_time_s)}"
+        slower = "longer" if self.difference_ns > 0 else "shorter"
+        apart = f"{format_time(abs(self.difference_ns) * 1e-9)} {slower}" if self.difference_ns else "equally long"
+        said = [f"{times}: {apart}."]
         moved = sorted((p for p in self.parts if p.difference_ns), key=lambda p: -abs(p.difference_ns))[:3]
         if moved:
             said.append(
@@ -84,6 +83,8 @@ class Comparison:
                 f"which is faster counts per {self.a.unit.removesuffix('s')}."
             )
         low, high = self.ratio_interval
+        if low == high == 1.0:  # on every draw of what both share
+            return tuple(said)
         said.append(
             f"A is the faster one with a probability of {self.probability_a_faster:.0%}; per "
             f"{self.a.unit.removesuffix('s')} B takes {low:.3g} to {high:.3g} times as long (80%)."

@@ -82,9 +82,10 @@ class Explanation:
         if not all(found.is_exact for found in self.sensitivities):
             said.append("Slopes of single parameters are estimates here: small changes reorder what meets on links.")
         if self.result.bubble_fraction > _NOTABLE:
+            cause = " (pipeline bubble)" if self.result.job.plan.pp > 1 else ""
             said.append(
-                f"GPUs have nothing to do for {self.result.bubble_fraction:.0%} of the step on the mean (pipeline "
-                "bubble); faster parts shorten it in proportion, another plan may remove it."
+                f"GPUs have nothing to do for {self.result.bubble_fraction:.0%} of the step on the mean{cause}; "
+                "faster parts shorten it in proportion, another plan may remove it."
             )
         return tuple(said)
 

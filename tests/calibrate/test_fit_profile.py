@@ -207,6 +207,13 @@ def test_the_command_writes_a_profile_that_simulates(tmp_path: Path, capsys: pyt
     assert main(["fit", str(recorded), "--device", "cpu", "--out", str(out)]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"gemm\.fp32 +all +8 +\d+\.\d%", shown)
+    rows = len(load_profile(out).accuracy)
+    classes = len({row.what for row in load_profile(out).accuracy})
+    assert re.search(
+        rf"^{classes} classes, mean errors of [\d.]+% to [\d.]+%.*; --verbose shows all {rows} rows", shown, re.M
+    )
+    assert main(["fit", str(recorded), "--device", "cpu", "--out", str(out), "--verbose"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) >= rows + 2
     assert f"wrote {out}" in shown.replace("\n", "")
 
 
@@ -301,3 +308,26 @@ def test_held_out_errors_of_the_shipped_profiles(name: str, limit: float) -> Non
     assert errors["gemm.bf16", "training", "stack trtllm"]["mean"] < limit
     assert errors["gemm.bf16", "training", "stack trtllm, level known"]["mean"] < 0.066
     assert errors["collective", "all", "every other size"]["median"] < 0.08
+
+
+def test_an_old_log_without_its_operation_is_told_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = [2**n for n in range(16, 27)]
+    cells = [(size, 10 + size / 200e3) for size in sizes]  # µs at 200 GB/s
+    rows = [f"{size} {size // 4} float {t:.2f} {size / t / 1e3:.2f} {size / t / 1e3:.2f} N/A" for size, t in cells]
+    head = [
+        "# nThread 1 nGpus 8 minBytes 65536 maxBytes 67108864 step: 2(factor) warmup iters: 5 iters: 20 validation: 0",
+        "# Using devices",
+        *(f"#   Rank {n:2d} Pid 100 on host device {n:2d} [0x{n:02d}] NVIDIA H100 80GB HBM3" for n in range(8)),
+        "#                                  out-of-place",
+        "#       size         count    type     time   algbw   busbw  error",
+        "#        (B)    (elements)             (us)  (GB/s)  (GB/s)",
+    ]
+    recorded, out = tmp_path / "old.log", tmp_path / "h100.json"
+    recorded.write_text("\n".join([*head, *rows]) + "\n", encoding="utf-8")
+    words = ["fit", str(recorded), "--device", "h100-sxm", "--out", str(out)]
+    assert main(words) == MISTAKE
+    assert "does not name its operation; pass --op" in capsys.readouterr().err
+    assert main([*words, "--op", "broadcast"]) == 0
+    profile = load_profile(out)
+    assert {row.what for row in profile.accuracy} >= {"collective.broadcast"}
+    assert profile.provenance.command.endswith("--device h100-sxm --op broadcast")

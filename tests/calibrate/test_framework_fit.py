@@ -32,12 +32,17 @@ def runs() -> list[Run]:
 
 def test_the_constants_that_made_the_steps_are_found(runs: list[Run]) -> None:
     start = TRUTH.replace(launch_s=28e-6, traffic_factor=1.6)
-    found = fit_framework(runs, start, rows="8 made rows", workers=1)
+    told: list[tuple[int, int, str]] = []
+    found = fit_framework(runs, start, rows="8 made rows", workers=1, progress=lambda *what: told.append(what))
     assert set(found.values) == {"launch_s", "traffic_factor"}  # no row has tensor parallelism or shards
     assert found.values["launch_s"] == pytest.approx(40e-6, rel=0.05)
     assert found.values["traffic_factor"] == pytest.approx(1.3, rel=0.08)
     assert np.median(found.after) < 0.02 < np.median(found.before)
     assert found.framework.fitted["launch_s"].rows == "8 made rows"
+    first, *tries = told
+    assert first == (0, 0, "predicting 8 rows")
+    assert [done for done, _, _ in tries] == list(range(1, len(tries) + 1))
+    assert all(done <= most for done, most, _ in tries)
 
 
 def table(path: Path, runs: list[Run]) -> Path:

@@ -354,13 +354,24 @@ def test_what_the_file_does_not_say_must_be_given():
     rows = "\n".join(
         line for line in modern("broadcast", middle="float none 0").splitlines() if line.split()[0].isdigit()
     )
-    with pytest.raises(MeasurementError, match=r"text:1: the file does not name its operation; pass op="):
+    with pytest.raises(MeasurementError, match=r"text:1: the file does not name its operation; pass --op \(in Python"):
         parse_nccl_tests(rows, ranks=N)
     with pytest.raises(MeasurementError, match=r"text:1: the file does not say how many ranks ran"):
         parse_nccl_tests(rows, op="broadcast")
     with pytest.raises(MeasurementError, match=r"unknown operation 'all_redcue'; did you mean 'all_reduce'"):
         parse_nccl_tests(rows, op="all_redcue")
     assert points(parse_nccl_tests(rows, op="broadcast", ranks=N, nodes=2)) == expected("broadcast")
+
+
+def test_the_operation_may_come_from_the_file_s_name_or_from_whoever_asks():
+    unnamed = old("", "", "all_gather", tail="N/A")
+    named = parse_nccl_tests(unnamed, "runs/8x-all_gather_perf.log")
+    assert points(named) == expected("all_gather", ranks=8, nodes=1)
+    assert points(parse_nccl_tests(unnamed, usual_op="all_gather")) == points(named)
+    # what a file says of itself counts for more than a usual operation, and less than one that is given for all rows
+    assert points(parse_nccl_tests(modern("broadcast"), usual_op="all_gather")) == expected("broadcast")
+    with pytest.raises(MeasurementError, match=r"unknown operation 'all_gathr'; did you mean 'all_gather'"):
+        parse_nccl_tests(unnamed, usual_op="all_gathr")
 
 
 @pytest.mark.parametrize("op", ["all_reduce", "reduce_scatter"])

@@ -15,12 +15,14 @@ import typer
 
 from simpar import __version__
 from simpar.cli.app import app
+from simpar.cli.terminal import narrowed
 from simpar.errors import PlanError
 from simpar.hardware.cluster import cluster_presets, fabric_names, node_link_names
 from simpar.hardware.device import device_names
 from simpar.model.presets import preset_names
 from simpar.plan.plan import Plan
 from simpar.simulation import simulate
+from simpar.units import format_bytes
 
 # By name: as an attribute of the package, `simulate` is the function.
 SIMULATE = import_module("simpar.simulation")
@@ -61,12 +63,13 @@ def test_every_flag_reaches_the_plan(said: Any, monkeypatch: pytest.MonkeyPatch)
         "tp": "2", "pp": "2", "dp": "4", "dp-shard": "2", "zero": "1", "schedule": "interleaved", "vpp": "2",
         "layer-split": "3,3,3,3", "micro-batch": "2", "global-batch": "32", "grad-accum": "4", "seq-len": "512",
         "recompute": "full", "recompute-layers": "1", "precision": "fp16", "attention": "flash2", "optimizer": "sgd",
+        "framework": "torchtitan",
     }  # fmt: skip
     words = [word for name, value in flags.items() for word in (f"--{name}", value)]
-    code, _, err = said("simulate", "-m", "gpt2", "-c", "h100-sxm:2x8", "--sequence-parallel", *words)
+    code, _, err = said("simulate", "-m", "gpt2", "-c", "h100-sxm:2x8", "--sequence-parallel", "--compile", *words)
     assert (code, err) == (2, "command line: plan: seen\n")
     expected = {name.replace("-", "_"): int(value) if value.isdecimal() else value for name, value in flags.items()}
-    assert jobs[0].plan == Plan(**{**expected, "layer_split": (3, 3, 3, 3), "sequence_parallel": True})
+    assert jobs[0].plan == Plan(**{**expected, "layer_split": (3, 3, 3, 3), "sequence_parallel": True, "compile": True})
 
 
 def test_flags_override_the_file_and_set_overrides_both(said: Any) -> None:
@@ -193,8 +196,15 @@ def test_a_job_that_does_not_fit_says_what_would(said: Any) -> None:
     code, out, err = said("simulate", "big.yaml", "--json")
     assert (code, out) == (1, "")
     assert err.startswith("big.yaml: stage 0 needs ")
-    assert "what would fit: " in err
     assert err.count("\n") == 1
+    offered = re.search(r"; what would fit: (.*), or simulate it anyway with --allow-oom$", err)
+    assert offered, err
+    for offer in offered.group(1).split("; "):
+        flags, _, need = offer.partition(" (")
+        assert flags.startswith("--set plan.")
+        code, out, _ = said("simulate", "big.yaml", *flags.split(), "--json")
+        assert code == 0
+        assert format_bytes(json.loads(out)["memory"]["peak_bytes"]) == need.removesuffix(")").removesuffix(", tight")
 
 
 def test_a_job_that_does_not_fit_can_be_simulated(said: Any) -> None:
@@ -358,3 +368,49 @@ def test_control_c_stops_the_process() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (130, "")
     assert "Traceback" not in done.stderr
+
+
+# ---- terminals of any width -----------------------------------------------------------------------------------------
+
+
+def test_columns_that_do_not_fit_are_left_out_the_least_important_first() -> None:
+    rows = [{"a name": "some words here", "x": "1.00 s", "y": "2.00 s", "z": "3.00 s"}]
+    heads = list(rows[0])
+
+    def shown(width: int) -> list[str]:
+        return narrowed(rows, heads, ("y", "x"), width, wraps={"a name": 8})
+
+    assert shown(8 + 3 * 6 + 4 * 3) == heads
+    assert shown(8 + 3 * 6 + 4 * 3 - 1) == ["a name", "x", "z"]
+    assert shown(10) == ["a name", "z"]  # what is important stays, however narrow
+
+
+def test_the_report_has_words_for_the_communication_of_experts(said: Any) -> None:
+    plan = "{tp: 2, ep: 4, etp: 2, zero: 1, sequence_parallel: true, grad_accum: 2}"
+    Path("moe.yaml").write_text(f"model: qwen1.5-moe-a2.7b\ncluster: h100-sxm:1x8\nplan: {plan}\n", encoding="utf-8")
+    out = said("simulate", "moe.yaml").out
+    labels = [line.split("  ")[0] for line in out.splitlines()]
+    assert {"waits for experts", "waits for experts' tp", "tensor parallel, experts"} <= set(labels)
+    assert not {"waits for etp", "waits for ep", "waits for dp_experts", "dp_experts", "etp"} & set(labels)
+    assert "capacity, GB/s" in out
+
+
+@pytest.mark.parametrize("command", ["explain", "view"])
+def test_a_job_in_flags_is_that_of_a_file(said: Any, command: str) -> None:
+    flags = ("-m", "gpt2", "-c", "h100-sxm:1x8", "--framework", "torchtitan")
+    outputs = [
+        said(command, *words, "--set", "plan.zero=1", "--set", "plan.micro_batch=4", *extra)
+        for words, extra in (
+            (("job.yaml", "--framework", "torchtitan"), ("--html", "a.html")),
+            (flags, ("--html", "b.html")),
+        )
+    ]
+    assert [each.code for each in outputs] == [0, 0]
+    assert Path("a.html").read_bytes() == Path("b.html").read_bytes()
+    assert outputs[0].out == outputs[1].out
+    assert said(command).err.startswith(f"simpar {command}: give a job file, or --model and --cluster")
+
+
+def test_a_field_that_is_cut_short_is_recognised(said: Any) -> None:
+    err = said("simulate", "job.yaml", "--set", "cluster.price=2").err
+    assert "did you mean 'price_per_gpu_hour'?" in err

@@ -27,6 +27,18 @@ def test_a_search_reports_counts_groups_and_front(said: Any) -> None:
     assert "Not beaten in time, memory" in out
 
 
+def test_where_nothing_fits_it_says_what_was_not_searched(said: Any) -> None:
+    few = ("--choose", "micro_batch=1", "--choose", "pp=1", "--choose", "cp=1", "--choose", "zero=3")
+    words = ("search", "-m", "llama3-70b", "-c", "h100-sxm:1x8", "--global-batch", "8", "--seq-len", "4096", *few)
+    code, out, err = said(*words, "--workers", "1")
+    assert code == 1
+    assert "do not fit, 0 cannot be among the best, 0 simulated" in out
+    assert err.startswith("no plan fits; with what was not searched some would: --choose offload=none,optimizer (as ")
+    assert said(*words, "--workers", "1", "--choose", "offload=none,optimizer", "--top", "1").code == 0
+    code, out, _ = said(*words, "--workers", "1", "--json")
+    assert (code, json.loads(out)["groups"]) == (1, [])
+
+
 def test_its_best_is_that_of_the_job_with_other_degrees(said: Any) -> None:
     code, out, _ = said("search", "job.yaml", *FEW, "--json", "--workers", "1", "--top", "1")
     assert code == 0
@@ -44,8 +56,10 @@ def test_a_search_by_flags_streams_to_a_file_and_goes_on(said: Any) -> None:
     words = ("search", "-m", "gpt2", "-c", "h100-sxm:2", "--global-batch", "8", "--seq-len", "256", *FEW)
     out_file = ("--workers", "1", "-o", "found.jsonl")
     assert said(*words, *out_file, "--table", "found.csv").code == 0
-    lines = Path("found.jsonl").read_text().splitlines()
-    assert len(Path("found.csv").read_text().splitlines()) == len(lines)
+    question, *records, end = map(json.loads, Path("found.jsonl").read_text().splitlines())
+    assert "question" in question
+    assert end["counts"]["simulated"] == len(records)
+    assert len(Path("found.csv").read_text().splitlines()) == 1 + len(records)
     assert "exists already; resume it (--resume)" in said(*words, *out_file).err
     code, out, _ = said(*words, *out_file, "--resume")
     assert code == 0
@@ -114,7 +128,10 @@ def test_a_sweep_prints_a_row_for_each_combination(said: Any) -> None:
     assert (code, err) == (0, "")
     rows = [line for line in out.splitlines() if line.strip()[:1].isdigit()]
     assert len(rows) == 9
-    assert sum("tp 3" in row for row in rows) == 3
+    assert sum(row.endswith("error 1") for row in rows) == 3
+    (reason,) = [line for line in out.splitlines() if line.startswith("error ")]  # once, below the table
+    assert reason.startswith("error 1: ")
+    assert "tp 3" in reason
 
 
 def test_a_sweep_writes_tables_and_a_plot(said: Any) -> None:
@@ -125,3 +142,13 @@ def test_a_sweep_writes_tables_and_a_plot(said: Any) -> None:
     assert err.splitlines() == ["wrote rows.csv", "wrote rows.html"]
     assert len(Path("rows.csv").read_text().splitlines()) == 5
     assert Path("rows.html").read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize("command", ["search job.yaml --top 1", "sweep job.yaml --vary plan.micro_batch=1,2"])
+def test_the_framework_has_a_flag(said: Any, command: str) -> None:
+    few = FEW if command.startswith("search") else ()
+    words = (*command.split(), *few, "--workers", "1", "--json")
+    flag = said(*words, "--framework", "torchtitan")
+    assert flag.code == 0
+    assert flag == said(*words, "--set", "plan.framework=torchtitan")
+    assert flag.out != said(*words).out

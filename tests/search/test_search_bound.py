@@ -25,6 +25,8 @@ CLUSTERS = {
     **{text: text for text in ("l40s:4x4", "h100-pcie:4x4")},
     "leaves": {"base": "h100-sxm:4x4", "fabric": {"pod_nodes": 2, "oversubscription": 4}},
     "two kinds": {"nodes": [{"device": "h100-sxm", "count": 1}, {"device": "h200-sxm", "count": 1}]},
+    "two hosts a node": "gb200:2x4",
+    "slow hosts": {"base": "h100-sxm:2x4", "host": {"base": "dgx-h100", "device": {"base": "cpu"}}},
     "torus": "tpu-v5e:4x4",
     "slow beside compute": {
         "base": "h100-sxm:2x4",
@@ -55,7 +57,7 @@ MODELS = {
 def bounds_of(name: str, model: str) -> tuple[Cluster, Bounds]:
     cluster = Cluster.model_validate(read_cluster(CLUSTERS[name]))
     varied = (*AXES, *EXTRA, "seq_len", "launch_s", "frozen_layers", "stage_sync", "grad_accum", "rank_order")
-    varied = (*varied, "collective_algorithm")
+    varied = (*varied, "collective_algorithm", "offload")
     return cluster, Bounds(MODELS[model], cluster, varied)
 
 
@@ -87,6 +89,7 @@ def some_plan(draw):
         "frozen_layers": draw(st.sampled_from([None, None, 1])),
         "stage_sync": draw(st.sampled_from(["message_passing", "condition_variable"])),
         "collective_algorithm": draw(st.sampled_from(["auto", "auto", "ring", "tree"])),
+        "offload": draw(st.sampled_from(["none", "none", "optimizer", "activations", "both"])),
     }
 
 
@@ -156,6 +159,28 @@ def test_the_bound_is_close_where_data_parallelism_takes_long(fields, least):
     one = Job(model="llama3.2-1b", cluster="h100-sxm:2x8", plan={"grad_accum": 4, "seq_len": 2048, **fields})
     bound = Bounds(one.model, one.cluster, tuple(AXES)).of(one.plan)
     assert least < bound.step_s / simulate(one, allow_oom=True).step_time_s <= 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        # all gradients must be there before the first parameter is updated
+        {"zero": 1, "tp": 4, "sequence_parallel": True},
+        {"zero": 0, "tp": 4, "pp": 2, "recompute": "full"},
+        # of every microbatch, hosts add up gradients
+        {"zero": 2, "tp": 8, "sequence_parallel": True},
+        {"zero": 3, "tp": 4, "sequence_parallel": True, "micro_batch": 2},
+    ],
+)
+def test_the_bound_is_close_where_hosts_take_long(fields):
+    batch = {"global_batch": 16, "seq_len": 4096}
+    one = Job(model="llama3-70b", cluster="h100-sxm:1x8", plan={**batch, **fields, "offload": "optimizer"})
+    bounds = Bounds(one.model, one.cluster, tuple(AXES), prunes=False)
+    bound, result = bounds.of(one.plan), simulate(one, allow_oom=True)
+    assert 0.9 < bound.step_s / result.step_time_s <= 1
+    # which the passes alone do not say
+    beside = bounds.of(one.plan.replace(offload="none"))
+    assert beside.step_s < 0.7 * result.step_time_s
 
 
 def test_what_follows_backward_passes():

@@ -3,6 +3,7 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from simpar.schedule import build, to_csv
 from simpar.search.found import Found, group, pareto
 from simpar.search.journal import Journal
 from simpar.search.run import search
+from simpar.search.unsearched import unsearched
 
 FIELDS = {"global_batch": 16, "seq_len": 512, "workers": 1}
 CHOICES = {"micro_batch": [1, 2], "recompute": ["none", "full"], "zero": [0, 1, 3], "pp": [1, 2], "vpp": [1, 3]}
@@ -117,8 +119,11 @@ def test_processes_find_the_same_and_say_how_far_they_are(everything):
     told = []
     found = small(workers=2, progress=lambda *what: told.append(what))
     assert found.best == everything.best
-    assert {what for what, _, _ in told} == {"families", "plans"}
-    assert told[-1][1] == told[-1][2]
+    assert {what for what, _, _ in told} == {"families", "plans", "simulated"}
+    last = {what: (done, total) for what, done, total in told}
+    assert all(done == total for done, total in last.values())
+    assert last["simulated"] == (found.counts.simulated, found.counts.simulated)
+    assert any(done < total for what, done, total in told if what == "simulated")
 
 
 def test_an_interrupted_search_goes_on(tmp_path: Path, everything):
@@ -141,6 +146,26 @@ def test_an_interrupted_search_goes_on(tmp_path: Path, everything):
     lines = output.read_text().splitlines()
     assert lines[: len(before)] == before
     assert all(json.loads(line) for line in lines)
+
+
+def test_a_search_that_has_ended_is_answered_by_its_file(tmp_path: Path, monkeypatch):
+    fields = {"output": tmp_path / "search.jsonl", "choices": {**CHOICES, "rank_order": ["tp-dp-pp"]}}
+    first = small(**fields)
+    text = fields["output"].read_text()
+    with monkeypatch.context() as broken:
+        broken.setattr(import_module("simpar.search.run"), "answer", lambda *_: pytest.fail("was asked again"))
+        again = small(**fields, resume=True)
+    assert again == replace(first, counts=replace(first.counts, resumed=first.counts.simulated))
+    assert again.groups() == first.groups()
+    assert fields["output"].read_text() == text
+    # another question of the same plans is worked out, with what is known
+    for other in ({"top": 1}, {"top": 5}, {"whole_front": True}):
+        found = small(**fields, **other, resume=True)
+        assert (
+            found.found[: other.get("top", 3)] == small(**other, choices=fields["choices"]).found[: other.get("top", 3)]
+        )
+        assert found.counts.resumed > 0
+    assert small(**fields, resume=True) == again
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -312,3 +337,33 @@ def test_a_table_of_it_is_pandas():
 def test_the_public_name_is_the_function_whatever_was_imported():
     assert simpar.search is search
     assert simpar.sweep.__module__ == "simpar.search.sweep"
+
+
+# ---- where nothing fits ---------------------------------------------------------------------------------------------
+
+
+def test_where_nothing_fits_what_was_left_out_is_named():
+    few = {"micro_batch": [1], "pp": [1], "cp": [1], "recompute": ["full"], "zero": [3]}
+    fields = {"model": "llama3-70b", "cluster": "h100-sxm:1x8", "global_batch": 8, "seq_len": 4096, "workers": 1}
+    found = search(**fields, choices=few)
+    assert not found.found
+    (way,) = unsearched(found)
+    assert way.fields == {"offload": "optimizer"}
+    assert str(way).startswith("--choose offload=none,optimizer (as zero=3 recompute=full offload=optimizer: ")
+    with_it = search(**fields, choices={**few, "offload": ["none", "optimizer"]}, top=1)
+    assert with_it.best.plan["offload"] == "optimizer"
+    plan = found.jobs[0].plan.replace(**way.relief.change)
+    result = simpar.simulate(found.jobs[0].replace(plan=plan))
+    assert result.peak_memory_bytes == way.relief.peak_bytes
+
+
+def test_what_a_job_says_is_to_be_set_and_what_is_chosen_to_be_chosen():
+    fields = {"model": "llama3-8b", "cluster": "h100-sxm:8", "global_batch": 8, "seq_len": 4096, "workers": 1}
+    few = {"micro_batch": [1], "pp": [1], "tp": [1], "cp": [1], "recompute": ["full"], "zero": [0]}
+    found = search(**fields, plan={"offload": "none"}, choices=few)
+    assert not found.found
+    assert [way.fields for way in unsearched(found)] == [{"zero": 3}]
+    big = {**fields, "model": "llama3-70b", "choices": {**few, "zero": [3]}}
+    for plan, word in (({"offload": "none"}, "--set plan."), ({}, "--choose offload=none,")):
+        (way,) = unsearched(search(**big, plan=plan))
+        assert str(way).startswith(f"{word.replace('plan.', 'plan.offload=')}optimizer ")

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 import yaml
@@ -89,39 +90,35 @@ def test_the_page_simulates_compares_and_shares(address: str) -> None:
         tab.wait_for_function("getComputedStyle(document.body).backgroundColor === 'rgb(17, 20, 24)'")
 
 
-@pytest.mark.parametrize("screen", [True, False])
-def test_the_command_opens_the_page_where_there_is_a_screen(monkeypatch: pytest.MonkeyPatch, screen: bool) -> None:
+@pytest.mark.parametrize(("screen", "asked"), [(True, True), (False, True), (True, False)])
+def test_the_page_is_served_and_opened_where_there_is_a_screen(
+    monkeypatch: pytest.MonkeyPatch, screen: bool, asked: bool
+) -> None:
     app = pytest.importorskip("simpar.view.app", reason="needs dash")
-    opened, served = [], []
-
-    class Server:
-        server_port = 8050
-
-        def __init__(self, *place: object, **_: object) -> None:
-            served.append(place[0])
-
-        def __enter__(self) -> "Server":
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            return None
-
-        def serve_forever(self) -> None:
-            served.append("for ever")
-
-    monkeypatch.setattr(app, "make_server", Server)
+    opened: list[str] = []
+    told: list[str] = []
+    makes, servers = app.make_server, []
+    monkeypatch.setattr(
+        app, "make_server", lambda *args, **options: servers.append(makes(*args, **options)) or servers[0]
+    )
     monkeypatch.setattr(app.webbrowser, "open", opened.append)
     monkeypatch.setattr(app.sys, "platform", "linux")
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     monkeypatch.setenv("DISPLAY", ":0") if screen else monkeypatch.delenv("DISPLAY", raising=False)
-    app.serve(port=0)
-    assert served == ["127.0.0.1", "for ever"]
-    assert opened == ["http://127.0.0.1:8050/"] * screen
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DISPLAY", ":0")
-        opened.clear()
-        app.serve(port=0, browser=False)
-    assert not opened
+
+    def visit(address: str) -> None:
+        told.append(address)
+        threading.Thread(target=look, args=(address,)).start()
+
+    def look(address: str) -> None:
+        with urlopen(address) as answer:
+            told.append(answer.read().decode())
+        servers[0].shutdown()
+
+    app.serve(port=0, browser=asked, began=visit)
+    assert told[0].startswith("http://127.0.0.1:")
+    assert "<html" in told[1]
+    assert opened == [told[0]] * (screen and asked)
 
 
 def test_a_port_that_is_taken_is_refused() -> None:
