@@ -131,10 +131,10 @@ def _known(model_type: Any, label: str) -> str:
             f"{label}: model_type '{model_type}' {REFUSED[model_type]}; choose a model of attention layers and MLPs"
         )
     if not isinstance(model_type, str) or _family(model_type) not in ARCHITECTURES:
+        close = nearest(model_type, sorted(ARCHITECTURES)) if isinstance(model_type, str) else ""
         raise ModelError(
-            f"{label}: model_type {model_type!r} is not an architecture that can be imported"
-            f"{nearest(str(model_type), sorted(ARCHITECTURES))}; describe it as a Transformer yourself,"
-            f" or use one of: {', '.join(sorted(ARCHITECTURES))}"
+            f"{label}: model_type {model_type!r} is not an architecture that can be imported{close} (of "
+            f"{len(ARCHITECTURES)}, see simpar.model.huggingface.ARCHITECTURES); describe it as a Transformer yourself"
         )
     return model_type
 

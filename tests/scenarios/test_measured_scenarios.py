@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch", reason="these scenarios train with torch")
 
-from test_scenarios import load
+from loading import load
 
 from calibrate.check import run as bench
 from simpar.engine.simulate import execute

@@ -1,15 +1,14 @@
 """Scenarios run as a user runs them, and print what lies beside them."""
 
-import importlib.util
 import os
 import re
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from loading import load
 
 import simpar
 
@@ -17,15 +16,6 @@ ROOT = Path(__file__).parents[2]
 MEASURING = {"mlp_on_this_machine", "two_linears_on_two_devices"}  # see test_measured_scenarios.py
 SCENARIOS = sorted(path for path in (ROOT / "scenarios").glob("*.py") if path.stem not in MEASURING)
 EXPECTED = ROOT / "scenarios" / "expected"
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scenarios" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def comparable(text: str) -> list[str]:
