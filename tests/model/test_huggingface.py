@@ -311,7 +311,10 @@ def test_a_wrong_value_is_named(value):
             "model_type 'lama' is not an architecture that can be imported; did you mean 'llama'?",
         ),
         ({"model_type": None}, "model_type None is not an architecture that can be imported"),
-        ({"model_type": "nobody"}, "or use one of: apertus, arcee, baichuan, bailing_moe"),
+        (
+            {"model_type": "nobody"},
+            "see simpar.model.huggingface.ARCHITECTURES); describe it as a Transformer yourself",
+        ),
         ({"model_type": "mamba"}, "has state-space (Mamba) layers"),
     ],
 )
