@@ -43,6 +43,8 @@ VARIANTS: Mapping[str, Change] = {
     "no traffic of small operations": _without_small_operations,
     "their traffic as of fused kernels": lambda software: software.replace(traffic_factor=1.0),
     "gradients added by the product": lambda software: software.replace(grad_accumulation="fused"),
+    "softmax always fused": lambda software: software.replace(softmax_kernel=None),
+    "gradients travel as they are kept": lambda software: software.replace(reduce_dtype={}),
     "newest attention kernel": lambda software: software.replace(attention=None),
     "uniform layers per stage": lambda software: software.replace(layer_split="uniform"),
     "one gradient bucket": lambda software: software.replace(bucket="whole", bucket_parameters=None),
