@@ -1,24 +1,13 @@
 """What the scenarios derive from their numbers, and the facts that stand in them."""
 
 import csv
-import importlib.util
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
+from loading import ROOT, load
 
-ROOT = Path(__file__).parents[2]
 RUNS = ROOT.parent / "shared" / "data" / "runs" / "runs.csv"
 SOURCES = {"Korthikanti et al. 2022, Table 5": "korthikanti2022", "Narayanan et al. 2021, Table 2": "sc21_megatron"}
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scenarios" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_published_steps_are_those_of_the_measured_runs() -> None:

@@ -8,11 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from loading import load
+from loading import ROOT, load
 
 import simpar
 
-ROOT = Path(__file__).parents[2]
 MEASURING = {"mlp_on_this_machine", "two_linears_on_two_devices"}  # see test_measured_scenarios.py
 SCENARIOS = sorted(path for path in (ROOT / "scenarios").glob("*.py") if path.stem not in MEASURING)
 EXPECTED = ROOT / "scenarios" / "expected"
