@@ -200,8 +200,8 @@ class Framework(Description):
         vocab_multiple: the vocabulary is padded to a multiple of this ...
         vocab_multiple_times_tp: ... times the tensor-parallel degree.
         grad_dtype: dtype in which gradients are kept, by precision.
-        reduce_dtype: dtype in which they travel between replicas, by precision, where it is another; casts are not
-            counted.
+        reduce_dtype: dtype in which replicas reduce them, by precision, where it is another; casts are not counted, and
+            tied embeddings, copies of a model and parameter servers get them as they are kept.
         grad_accumulation: ``fused`` into the weight-gradient product (read, add, write in the gradient's dtype), or
             ``separate`` (the product writes compute precision; a further kernel adds it).
         keeps_compute_gradients: gradients in compute precision stay allocated beside the accumulated ones.

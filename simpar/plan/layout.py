@@ -46,7 +46,8 @@ class Layout:
         seq_len: tokens per sample (1 for a module).
         precision: dtype of compute.
         grad_dtype: dtype in which gradients are kept.
-        reduce_dtype: dtype in which they travel between replicas.
+        reduce_dtype: dtype in which replicas reduce them; tied embeddings, copies of a model and parameter servers get
+            them as they are kept.
         attention: kernel of the attention core.
         launch_s: host seconds per launch.
         ring_extra_s: latency of each pass of a tensor-parallel ring beyond that of the network.
@@ -220,9 +221,10 @@ def lay_out(plan: Plan, model: Model, cluster: Cluster) -> Layout:
         )
         raise PlanError(f"attention '{attention}' does not run on {', nor on '.join(kernels)}; set attention=auto")
     grad_dtype = plan.grad_dtype or software.grad_dtype.get(precision, "fp32")
-    if plan.grad_compression == "fp16" and grad_dtype != "fp32":
+    reduce_dtype = plan.grad_dtype or software.reduce_dtype.get(precision, grad_dtype)
+    if plan.grad_compression == "fp16" and reduce_dtype != "fp32":
         raise PlanError(
-            f"grad_compression 'fp16' saves nothing where gradients are kept in {grad_dtype}; drop it, or take int8"
+            f"grad_compression 'fp16' saves nothing where gradients travel in {reduce_dtype}; drop it, or take int8"
         )
     buckets = _buckets(plan, software, model, dp * plan.cp)
     has_experts = isinstance(model, Transformer) and model.moe is not None
@@ -239,7 +241,7 @@ def lay_out(plan: Plan, model: Model, cluster: Cluster) -> Layout:
         seq_len=seq_len,
         precision=precision,
         grad_dtype=grad_dtype,
-        reduce_dtype=plan.grad_dtype or software.reduce_dtype.get(precision, grad_dtype),
+        reduce_dtype=reduce_dtype,
         attention=attention,
         launch_s=_launch_s(plan, software, cluster, dp),
         ring_extra_s=software.cross_node_step_s * (plan.tp - 1) if plan.tp > cluster.gpus_per_node else 0.0,

@@ -4,7 +4,7 @@ The time is that of the busiest pipeline rank: what must run on other stages bef
 passes at the engine's own block prices, what must run after its last one, and the optimizer; or that of its
 data-parallel stream, or of the memory of hosts that run the optimizer. Every order, overlap and contention that the
 engine knows only adds to these: a run of a block never undercuts the block's price
-(:class:`~simpar.search.blocks.BlockTime`), a transfer never undercuts its time alone, and the time of a collective is
+(:class:`~simpar.search.blocks.BlockTimes`), a transfer never undercuts its time alone, and the time of a collective is
 concave in its bytes, so that one collective over a sum undercuts those over its parts.
 """
 
@@ -145,7 +145,8 @@ class Bounds:
         busy = m * cut.per_rank(cut.total(forward) + cut.total(backward))
         drain = 0 if shape.splits_backward else least(cut.before(backward), shape.rank_of_stage, pp)
         launches = m * cut.per_rank(cut.total(cut.units.launches))
-        return _seconds(max((start + busy + drain).max(), launches.max() * ns(layout.launch_s)))
+        ends = (start + drain) // layout.steps  # one step may fill while the one before it drains
+        return _seconds(max((ends + busy).max(), launches.max() * ns(layout.launch_s)))
 
     def _is_unsure(self, layout: Layout) -> bool:
         """Whether nothing is known before the simulation: samples of several lengths, workers that servers part."""

@@ -231,6 +231,11 @@ class _Hunt:
         Raises:
             PlanError: there is none.
         """
+        if not self.enumerated:
+            raise PlanError(
+                f"no combination of the choices makes a plan for {self.jobs[0].model.name} on "
+                f"{self.jobs[0].cluster.gpus} GPUs; change global_batch or the GPUs, or choose from more values"
+            )
         if self.invalid == self.enumerated:
             raise PlanError(
                 f"none of {self.enumerated:,} plans is valid for {self.jobs[0].model.name}; change global_batch or the "

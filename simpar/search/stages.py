@@ -48,11 +48,6 @@ class Times:
         return self._sums(self.blocks.alone_ns)
 
     @cached_property
-    def calm(self) -> IntArray:
-        """As in :meth:`~simpar.search.blocks.BlockTimes.calm_ns`."""
-        return self._sums(self.blocks.calm_ns)
-
-    @cached_property
     def opened(self) -> IntArray:
         """As in :meth:`~simpar.search.blocks.BlockTimes.opened_ns`."""
         return self._sums(self.blocks.opened_ns)
@@ -194,7 +189,9 @@ class Cut:
         kept, transient = np.zeros((2, shape.schedule.pp, shape.live.shape[1]), np.int64)
         place = shape.rank_of_stage, shape.chunk_of_stage
         kept[place] = self.total(self.units.activations)
-        transient[place] = self._repeated(np.maximum.reduceat(self.units.transient, self.edges[:-1]))
+        largest = np.maximum.reduceat(np.append(self.units.transient, 0), self.edges[:-1])
+        largest[self.edges[:-1] == self.edges[1:]] = 0  # of a stage without units, reduceat takes the next one's
+        transient[place] = self._repeated(largest)
         held = (shape.live * kept[shape.rank]).sum(axis=1) + transient[shape.rank, shape.chunk]
         most = np.zeros(shape.schedule.pp, np.int64)
         np.maximum.at(most, shape.rank, held)

@@ -47,8 +47,12 @@ class StepTime:
             sends = m * (to_next + np.concatenate(([0], back[:-1])))
         before = self._gated(self._sums_before(self._opened_forward + to_next))
         after = self._sums_before(self._opened_backward + back)
+        if not self._layout.overlaps_messages:  # the last gradient that a stage sends is among its sends
+            after -= np.concatenate(([0], back[:-1]))
         if self._shape.splits_backward:  # the weight gradients of other stages need not come after
             after = np.zeros_like(after)
+        # where a program has several steps, one may fill while the one before it drains
+        before, after = before // self._layout.steps, after // self._layout.steps
         start, drain = least(before, ranks, pp), least(after, ranks, pp)
         busy, sent = np.bincount(ranks, passes, pp), np.bincount(ranks, sends, pp)
         ends = [

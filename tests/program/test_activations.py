@@ -63,6 +63,16 @@ def test_where_the_fused_softmax_does_not_run_its_result_is_kept_in_fp32():
     assert kept == fused + 2 * 3 * (A // 8) * S**2
 
 
+def test_without_dropout_a_separate_softmax_also_keeps_what_enters_the_product():
+    plain, cluster = GPT.replace(dropout=False), Cluster.parse("a100-sxm:8")
+    kept = []
+    for sequences in (3, 4):  # x 2 heads of a rank: 6 rows do not fuse, 8 do
+        layout = lay_out(Plan(seq_len=S, micro_batch=sequences, tp=8, attention="unfused"), plain, cluster)
+        parts = TransformerParts(plain, layout)
+        kept.append(parts.layer(LayerKind(), "none").activation_bytes / sequences)
+    assert kept[0] - kept[1] == 4 * (A // 8) * S**2
+
+
 @pytest.mark.parametrize("t", [2, 8])
 def test_selective_recomputation_drops_the_scores(t):
     assert layer_bytes("selective", tp=t, sequence_parallel=True) == SBH * 34 / t

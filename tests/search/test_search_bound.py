@@ -28,6 +28,7 @@ CLUSTERS = {
     "two hosts a node": "gb200:2x4",
     "slow hosts": {"base": "h100-sxm:2x4", "host": {"base": "dgx-h100", "device": {"base": "cpu"}}},
     "torus": "tpu-v5e:4x4",
+    "slow network": {"base": "h100-sxm:4x4", "fabric": {"nic_gbps": 25}},
     "slow beside compute": {
         "base": "h100-sxm:2x4",
         "device": {"base": "h100-sxm", "collective_rate_during_compute": 0.5},
@@ -54,10 +55,10 @@ MODELS = {
 
 
 @cache
-def bounds_of(name: str, model: str) -> tuple[Cluster, Bounds]:
+def bounds_of(name: str, model: str, software: str) -> tuple[Cluster, Bounds]:
     cluster = Cluster.model_validate(read_cluster(CLUSTERS[name]))
     varied = (*AXES, *EXTRA, "seq_len", "launch_s", "frozen_layers", "stage_sync", "grad_accum", "rank_order")
-    varied = (*varied, "collective_algorithm", "offload")
+    varied = (*varied, "layer_split", "sync_every", "clip_gradients", "collective_algorithm", "offload")
     return cluster, Bounds(MODELS[model], cluster, varied)
 
 
@@ -88,6 +89,9 @@ def some_plan(draw):
         "rank_order": draw(st.sampled_from(["tp-dp-pp", "tp-dp-pp", "tp-pp-dp"])),
         "frozen_layers": draw(st.sampled_from([None, None, 1])),
         "stage_sync": draw(st.sampled_from(["message_passing", "condition_variable"])),
+        "layer_split": draw(st.sampled_from([None, None, "greedy", "balanced"])),
+        "framework": draw(st.sampled_from(["megatron-core", "megatron-core", "nanotron", "megatron-lm-2021"])),
+        "sync_every": draw(st.sampled_from([1, 1, 1, 2])),
         "collective_algorithm": draw(st.sampled_from(["auto", "auto", "ring", "tree"])),
         "offload": draw(st.sampled_from(["none", "none", "optimizer", "activations", "both"])),
     }
@@ -101,7 +105,7 @@ def some_plan(draw):
 )
 @settings(max_examples=60, deadline=None)
 def test_no_bound_is_above_the_simulation(name, model, fields, ep):
-    cluster, bounds = bounds_of(name, model)
+    cluster, bounds = bounds_of(name, model, fields["framework"])
     spread = {"ep": ep, "etp": 1 if fields["sequence_parallel"] else None} if model == "experts" else {}
     if model == "tied":
         fields = {**fields, "frozen_layers": None}

@@ -48,14 +48,18 @@ class AttentionCore:
 
     @cached_property
     def score_bytes(self) -> int:
-        """What the unfused core keeps per score: softmax output, and with dropout its mask and output."""
+        """What the unfused core keeps per score: softmax output, and with dropout its mask and output.
+
+        Separate kernels keep theirs in fp32, and what they cast it to for the product, unless dropout is between.
+        """
         sizes = self.bricks.sizes
         if sizes.layout.attention != "unfused":
             return 0
         scores = sizes.tokens * sizes.layout.seq_len * sizes.heads[0]
         apart = self._separate_softmax(self._kernel(backward=False))
         softmax = sizes.element_bytes if apart is None else apart.kept
-        return round(scores * (softmax + ((1 + sizes.element_bytes) if sizes.model.dropout else 0)))
+        entering = 1 + sizes.element_bytes if sizes.model.dropout else 0 if apart is None else sizes.element_bytes
+        return round(scores * (softmax + entering))
 
     @cached_property
     def kept_bytes(self) -> int:
