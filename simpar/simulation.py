@@ -18,6 +18,7 @@ from simpar.faults.description import Faults
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import device_names
 from simpar.job import Job
+from simpar.model.layer import MOST_LAYERS
 from simpar.model.presets import preset, preset_names
 from simpar.model.transformer import Transformer
 from simpar.plan.layout import Layout, lay_out
@@ -34,7 +35,6 @@ from simpar.trace.breakdown import bubble_fraction
 from simpar.trace.trace import Trace
 from simpar.units import format_bytes
 
-_MOST_LAYERS = 10_000
 _MOST_OPERATIONS = 2_000_000  # forward and backward of each microbatch on each virtual stage; some minutes and GB
 _LAUNCHES_PER_LAYER = 16  # of one pass, about
 _MOST_RELIEFS = 3  # changes that are offered where a job does not fit
@@ -75,8 +75,8 @@ def check_size(job: Job, layout: Layout) -> None:
         PlanError: the step has too many operations.
     """
     layers = len(job.model.layers) if isinstance(job.model.layers, tuple) else job.model.layers
-    if layers > _MOST_LAYERS:
-        text = f"{layers:,} layers are more than the {_MOST_LAYERS:,} that can be simulated; describe a smaller model"
+    if layers > MOST_LAYERS:
+        text = f"{layers:,} layers are more than the {MOST_LAYERS:,} that can be simulated; describe a smaller model"
         raise ModelError.of_fields([(("model", "layers"), text)])
     stages = job.plan.pp * job.plan.vpp
     operations = 2 * layout.microbatches * stages * layout.steps

@@ -71,13 +71,13 @@ def search(  # noqa: PLR0917 - Typer reads its flags from the signature
     if table is not None:
         check_format(table)
     _check_changes(changes or ())
-    drafts = [_draft(job, model, one, framework, changes or ()) for one in (cluster or (None,))]
+    flags = {"framework": framework, "global_batch": global_batch, "seq_len": seq_len}
+    drafts = [_draft(job, model, one, flags, changes or ()) for one in (cluster or (None,))]
     jobs = [draft.job() for draft in drafts]
     if any(job.faults.any for job in jobs):
         raise JobError("faults: a search compares plans where nothing is slow; drop them, and sweep the plans it finds")
     plan = jobs[0].plan
-    batch = plan.global_batch if global_batch is None else global_batch
-    if batch is None:
+    if plan.global_batch is None:
         raise JobError("simpar search: plans share the batch; give --global-batch, or plan.global_batch in the job")
     if resume and output is None:
         raise JobError("--resume: goes on with the file of --output; name it")
@@ -85,8 +85,8 @@ def search(  # noqa: PLR0917 - Typer reads its flags from the signature
         result = run(
             jobs[0].model,
             [each.cluster for each in jobs],
-            global_batch=batch,
-            seq_len=plan.seq_len if seq_len is None else seq_len,
+            global_batch=plan.global_batch,
+            seq_len=plan.seq_len,
             plan=_kept(plan),
             choices=once(map(_choice, choose or ()), "--choose"),
             top=top,
@@ -113,8 +113,9 @@ def search(  # noqa: PLR0917 - Typer reads its flags from the signature
 
 
 def _draft(
-    job: Path | None, model: str | None, cluster: str | None, framework: str | None, changes: Sequence[str]
+    job: Path | None, model: str | None, cluster: str | None, plan: Mapping[str, Any], changes: Sequence[str]
 ) -> "Draft":
+    """The job that plans start from; ``plan`` are flags of its fields, and ``changes`` override flags."""
     from simpar.cli.jobfile import parse_change, read_draft  # noqa: PLC0415
 
     if job is None and model is None:
@@ -122,7 +123,7 @@ def _draft(
     flags: list[tuple[tuple[str, ...], Any]] = []
     flags += [(("model",), model)] if model is not None else []
     flags += [(("cluster",), cluster)] if cluster is not None else []
-    flags += [(("plan", "framework"), framework)] if framework is not None else []
+    flags += [(("plan", name), value) for name, value in plan.items() if value is not None]
     return read_draft(job, [*flags, *(parse_change(text) for text in changes)])
 
 

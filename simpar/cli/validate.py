@@ -60,8 +60,10 @@ def validate(  # noqa: PLR0917 - Typer names the options after them
         typer.echo(f"wrote {html}", err=True)
     if as_json:
         typer.echo(json.dumps(report.to_dict(), ensure_ascii=False))
-        return
-    show(*_tables(report, scaled=scale != "none", width=console().width))
+    else:
+        show(*_tables(report, scaled=scale != "none", width=console().width))
+    if all(each.predicted_s is None for each in predictions):
+        raise typer.Exit(2)  # the reasons have been told
 
 
 class _Bar:

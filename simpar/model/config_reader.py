@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from simpar.errors import ModelError
+from simpar.model.layer import MOST_LAYERS
+
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 Fields = dict[str, Any]
 
@@ -32,6 +35,11 @@ class ConfigReader:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
                 raise ModelError(f"{self.label}: {key} is {value!r}, but must be a positive integer")
+            if key in _LAYERS and value > MOST_LAYERS:
+                raise ModelError(
+                    f"{self.label}: {key} is {value}, more than the {MOST_LAYERS:,} layers that can be simulated; "
+                    "give fewer"
+                )
             return value
         if default is not None:
             return default

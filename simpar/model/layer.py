@@ -6,6 +6,8 @@ from typing import Literal
 AttentionKind = Literal["full", "latent", "linear"]
 MlpKind = Literal["dense", "experts", "none"]
 
+MOST_LAYERS = 10_000  # that can be simulated
+
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:

@@ -5,13 +5,14 @@ from typing import Any, NamedTuple
 
 from simpar.errors import PlanError
 from simpar.hardware.cluster import Cluster
-from simpar.plan.layout import Model, lay_out
+from simpar.plan.layout import Layout, Model, lay_out
 from simpar.plan.plan import Plan
 from simpar.program.footprint import footprints, fullest, host_bytes
 from simpar.program.lower import lower
 from simpar.units import format_bytes
 
 _MOST_PARTS = 1024  # into which a microbatch is cut to make a job fit
+_ROUNDS = 3  # microbatches per stage after which 1F1B has shown all that it ever holds
 _TIGHT = 0.98  # of a device's memory: allocators need some, too
 
 Change = Mapping[str, Any]
@@ -77,7 +78,7 @@ def fitting(model: Model, cluster: Cluster, plan: Plan, changes: Iterable[Change
             if changed in tried:
                 continue
             tried.append(changed)
-            layout = lay_out(changed, model, cluster)
+            layout = _shortened(lay_out(changed, model, cluster), model, cluster)
             program = lower(model, cluster, layout)
             worst, device = fullest(footprints(program), layout, cluster)
             on_host = host_bytes(program, layout, cluster)
@@ -86,6 +87,14 @@ def fitting(model: Model, cluster: Cluster, plan: Plan, changes: Iterable[Change
         if worst.peak_bytes <= device.memory_bytes and (not on_host or on_host <= cluster.host.device.memory_bytes):
             differs = {name: value for name, value in change.items() if getattr(plan, name) != value}
             yield Relief(differs, worst.peak_bytes, device.memory_bytes)
+
+
+def _shortened(layout: Layout, model: Model, cluster: Cluster) -> Layout:
+    """The same with as few microbatches as show what 1F1B ever holds; other orders may hold more with each one."""
+    plan, few = layout.plan, _ROUNDS * layout.plan.pp
+    if plan.schedule != "1f1b" or layout.samples is not None or layout.microbatches <= few:
+        return layout
+    return lay_out(plan.replace(global_batch=None, grad_accum=few), model, cluster)
 
 
 def usual_changes(plan: Plan) -> Iterator[Change]:

@@ -11,6 +11,7 @@ from simpar.errors import JobError
 Record = dict[str, Any]
 
 _QUESTION = "question"  # key of the first line
+_BROKEN = object()
 
 
 class Journal:
@@ -49,11 +50,14 @@ class Journal:
     def _read(self, path: Path, asked: Record) -> None:
         text = path.read_bytes()
         whole = text[: text.rfind(b"\n") + 1]  # what was cut off in the middle of a line is asked again
-        try:
-            first, *records = [json.loads(line) for line in whole.splitlines()] or [{}]
-            found = first[_QUESTION]
-        except (ValueError, KeyError, TypeError):
-            raise JobError(f"{path}: is not a file of this command, so nothing is added; choose another name") from None
+        lines = [_value(line) for line in whole.splitlines()] or [None]
+        first, *records = lines
+        found = first.get(_QUESTION) if isinstance(first, dict) else None
+        if not isinstance(found, dict):
+            raise JobError(f"{path}: is not a file of this command, so nothing is added; choose another name")
+        if _BROKEN in records:
+            number = lines.index(_BROKEN) + 1
+            raise JobError(f"{path}:{number}: is no JSON; remove that line, and go on with the others")
         different = [key for key in asked | found if asked.get(key) != found.get(key)]
         if different:
             raise JobError(
@@ -79,6 +83,14 @@ class Journal:
     def __exit__(self, *exception: object) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def _value(line: bytes) -> Any:
+    """The value of a line, or what stands for one that has none."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return _BROKEN
 
 
 def _holds_nothing(path: Path) -> bool:

@@ -19,6 +19,7 @@ from simpar.job import Job, read_cluster, read_model
 from simpar.model.transformer import Transformer
 from simpar.plan.plan import Plan
 from simpar.reading import read_text
+from simpar.search.answers import check_answers
 from simpar.search.choices import read_choices
 from simpar.search.families import Opened, Outlook
 from simpar.search.found import Counts, Found, SearchResult, pareto
@@ -101,6 +102,7 @@ def search(
     hunt = _Hunt(jobs, {**kept, **chosen}, top, whole_front, prune, progress or (lambda *_: None))
     question = {"search": hunt.question(), "simpar": __version__}
     with Journal(output, question, resume=resume) as journal:
+        check_answers(journal.records, str(output), len(clusters))
         ended = hunt.ended(journal)
         if ended is not None:
             return ended

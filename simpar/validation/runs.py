@@ -143,6 +143,9 @@ def read_runs(path: str | Path) -> tuple[Run, ...]:
 def _check_header(path: str | Path, header: list[str]) -> None:
     missing = [name for name in _NEEDED if name not in header]
     if missing:
+        other = next((mark for mark in (";", "\t") if len(header) == 1 and mark in header[0]), None)
+        if other is not None:
+            raise RunsError(f"{path}: separates its cells by {other!r}, but a CSV does so by ','; export it again")
         raise RunsError(
             f"{path}: has no column '{missing[0]}'{nearest(missing[0], header)}; it needs {', '.join(_NEEDED)}"
         )

@@ -39,6 +39,14 @@ def test_where_nothing_fits_it_says_what_was_not_searched(said: Any) -> None:
     assert (code, json.loads(out)["groups"]) == (1, [])
 
 
+def test_set_overrides_flags(said: Any) -> None:
+    words = ("search", "-m", "gpt2", "-c", "h100-sxm:1x4", "--global-batch", "16", "--seq-len", "512", *FEW)
+    changed = ("--set", "plan.seq_len=256", "--set", "plan.global_batch=8", "--output", "plans.jsonl")
+    assert said(*words, *changed, "--top", "1", "--workers", "1").code == 0
+    asked = json.loads(Path("plans.jsonl").read_text(encoding="utf-8").splitlines()[0])["question"]["search"]["plan"]
+    assert (asked["seq_len"], asked["global_batch"]) == (256, 8)
+
+
 def test_its_best_is_that_of_the_job_with_other_degrees(said: Any) -> None:
     code, out, _ = said("search", "job.yaml", *FEW, "--json", "--workers", "1", "--top", "1")
     assert code == 0

@@ -35,3 +35,15 @@ def test_a_narrow_terminal_shows_whole_figures(said: Any, monkeypatch: pytest.Mo
     off = [float(found) for found in re.findall(r"([-+][\d.]+)% │$", out, re.MULTILINE)]
     assert len(off) == 10
     assert sorted(off, key=abs, reverse=True) == off
+
+
+def test_a_table_of_which_nothing_is_predicted_ends_with_2(said: Any) -> None:
+    rows = ["id,framework,model,gpu,num_gpus,seq_len,step_time_s", "a,pytorch,nobody-8b,h100-sxm,8,2048,1"]
+    Path("runs.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    code, out, _ = said("validate", "runs.csv", "--workers", "1")
+    assert code == 2
+    assert "does not state layers, hidden, heads, vocab" in " ".join(out.split())
+    Path("runs.csv").write_text("\n".join(row.replace(",", ";") for row in rows) + "\n", encoding="utf-8")
+    code, _, err = said("validate", "runs.csv", "--workers", "1")
+    assert code == 2
+    assert "runs.csv: separates its cells by ';', but a CSV does so by ','" in err

@@ -305,6 +305,7 @@ def test_a_wrong_value_is_named(value):
         ({"attention_dropout": "0"}, "config: attention_dropout is '0', but must be a number"),
         ({"num_key_value_heads": 5}, "config: kv_heads 5 does not divide heads 32"),
         ({"num_attention_heads": 31, "num_key_value_heads": 31}, "hidden 4096 is not divisible by heads 31"),
+        ({"num_hidden_layers": 10**30}, "more than the 10,000 layers that can be simulated"),
         ({"text_config": 3}, "config: text_config is 3, but must be a JSON object"),
         (
             {"model_type": "lama"},

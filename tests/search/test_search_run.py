@@ -204,7 +204,7 @@ def test_what_cannot_be_searched_is_said():
         small(choices={"micro_bach": [1]})
     with pytest.raises(PlanError, match="tp is given no value"):
         small(choices={"tp": []})
-    with pytest.raises(PlanError, match=r"none of .* plans is valid"):
+    with pytest.raises(PlanError, match="no combination of the choices makes a plan for gpt2 on 4 GPUs"):
         search("gpt2", "h100-sxm:4", global_batch=7, workers=1, choices={"tp": [1], "cp": [1], "pp": [1]})
     with pytest.raises(JobError, match="workers=0 cannot work"):
         small(workers=0)
@@ -367,3 +367,42 @@ def test_what_a_job_says_is_to_be_set_and_what_is_chosen_to_be_chosen():
     for plan, word in (({"offload": "none"}, "--set plan."), ({}, "--choose offload=none,")):
         (way,) = unsearched(search(**big, plan=plan))
         assert str(way).startswith(f"{word.replace('plan.', 'plan.offload=')}optimizer ")
+
+
+@pytest.mark.parametrize(
+    ("line", "change", "text"),
+    [
+        (1, lambda _: [1], "is no answer of a search"),
+        (1, lambda _: {}, "is no answer of a search (plan: Field required)"),
+        (1, lambda answer: {**answer, "mfu": None}, "mfu: "),
+        (1, lambda answer: {**answer, "step_time_s": -1.0}, "step_time_s: "),
+        (1, lambda answer: {**answer, "cluster": 5}, "cluster 5 is none of the 1"),
+        (1, lambda answer: {**answer, "more": 1}, "more: Extra inputs are not permitted"),
+        (-1, lambda ended: {**ended, "found": []}, "0 plans are listed, but "),
+        (-1, lambda ended: {**ended, "counts": {}}, "counts."),
+        (0, lambda _: {"question": 5}, "is not a file of this command"),
+    ],
+)
+def test_lines_that_no_search_has_written_are_refused_by_number(tmp_path: Path, line, change, text):
+    path = tmp_path / "plans.jsonl"
+    few = {**FIELDS, "choices": {**CHOICES, "tp": [1], "pp": [1]}, "output": path}
+    search("gpt2", "h100-sxm:4", **few)
+    lines = path.read_text().splitlines()
+    lines[line] = json.dumps(change(json.loads(lines[line])))
+    path.write_text("\n".join(lines) + "\n")
+    before = path.read_bytes()
+    with pytest.raises(JobError) as caught:
+        search("gpt2", "h100-sxm:4", **few, resume=True)
+    assert text in str(caught.value)
+    assert line == 0 or f"plans.jsonl:{line % len(lines) + 1}: " in str(caught.value)
+    assert path.read_bytes() == before
+
+
+def test_a_line_that_is_no_json_is_refused_by_number(tmp_path: Path):
+    path = tmp_path / "plans.jsonl"
+    few = {**FIELDS, "choices": {**CHOICES, "tp": [1], "pp": [1]}, "output": path}
+    search("gpt2", "h100-sxm:4", **few)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], lines[1][:20], *lines[2:]]) + "\n")
+    with pytest.raises(JobError, match=r"plans.jsonl:2: is no JSON; remove that line"):
+        search("gpt2", "h100-sxm:4", **few, resume=True)
