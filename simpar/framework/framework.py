@@ -390,9 +390,17 @@ def _parse(text: str, origin: str) -> Framework:
         raise FrameworkError(f"{origin}: must be a mapping of framework fields; start with 'name: ...'")
     base = data.pop("base", None)
     if base is not None:
-        inherited = dict(framework(str(base)))
-        operations = {**inherited["operations"], **(data.get("operations") or {})}
-        data = {**inherited, **data, "operations": operations}
+        try:
+            inherited = dict(framework(str(base)))
+        except FrameworkError:
+            raise FrameworkError(
+                f"{origin}: base '{base}' is none of the catalog{nearest(str(base), framework_names())}; "
+                f"give one of {', '.join(framework_names())}"
+            ) from None
+        changed = data.get("operations", {})
+        if isinstance(changed, dict):  # what else it may be, the model refuses
+            data["operations"] = {**inherited["operations"], **changed}
+        data = {**inherited, **data}
     try:
         return Framework.model_validate(data)
     except SimparError as error:

@@ -184,7 +184,8 @@ def test_a_framework_from_a_file_takes_over_what_its_base_says(tmp_path):
     [
         ("name: x\n  y: z", "is not valid YAML"),
         ("- 1", "must be a mapping of framework fields; start with 'name: ...'"),
-        ("base: nanotronn", "unknown framework 'nanotronn'; did you mean 'nanotron'?"),
+        ("base: nanotronn", "base 'nanotronn' is none of the catalog; did you mean 'nanotron'?; give one of"),
+        ("base: nanotron\noperations: []", "operations: should be a mapping"),
         ("base: nanotron\nlaunch: 1", "launch: unknown key"),
         ("base: nanotron\nlaunch_s: -1", "launch_s: -1"),
         ("base: nanotron\noperations: {norm: [1, 2]}", "in short form has 4 numbers"),
