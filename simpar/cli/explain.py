@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simpar.cli.flags import Cluster, Framework, Model
+from simpar.cli.flags import Changes, Cluster, Framework, JobFile, Model
 from simpar.cli.terminal import check_outputs, show, simulated
 
 if TYPE_CHECKING:
@@ -19,16 +19,11 @@ _PARAMETERS = 8  # the steepest ones; the JSON has all
 
 
 def explain(  # noqa: PLR0917 - Typer reads its flags from the signature
-    job: Annotated[
-        Path | None, typer.Argument(metavar="JOB.yaml", help="Job file; flags override it.", show_default=False)
-    ] = None,
+    job: JobFile = None,
     model: Model = None,
     cluster: Cluster = None,
     framework: Framework = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", "-s", metavar="FIELD=VALUE", help="Any field, such as plan.tp=4; repeatable."),
-    ] = None,
+    changes: Changes = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words and tables.")] = False,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="OUT.html", help="Write a plot as a page.", show_default=False)

@@ -1,5 +1,6 @@
 """Flags that several commands share: a job in a few words, in place of a file or over it."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,4 +16,11 @@ Framework = Annotated[
     typer.Option(
         "--framework", metavar="NAME", help="Training software, such as torchtitan, or a YAML file.", show_default=False
     ),
+]
+JobFile = Annotated[
+    Path | None, typer.Argument(metavar="JOB.yaml", help="Job file; flags override it.", show_default=False)
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="FIELD=VALUE", help="Any field, such as plan.tp=4; repeatable."),
 ]

@@ -5,14 +5,12 @@ from typing import Annotated
 
 import typer
 
-from simpar.cli.flags import Cluster, Framework, Model
+from simpar.cli.flags import Changes, Cluster, Framework, JobFile, Model
 from simpar.cli.terminal import check_outputs, simulated
 
 
 def view(  # noqa: PLR0917 - Typer reads its flags from the signature
-    job: Annotated[
-        Path | None, typer.Argument(metavar="JOB.yaml", help="Job file; flags override it.", show_default=False)
-    ] = None,
+    job: JobFile = None,
     model: Model = None,
     cluster: Cluster = None,
     framework: Framework = None,
@@ -31,10 +29,7 @@ def view(  # noqa: PLR0917 - Typer reads its flags from the signature
             "--html", "--output", "-o", metavar="OUT.html", help="The file: .html; .png or .svg with kaleido."
         ),
     ] = Path("view.html"),
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", "-s", metavar="FIELD=VALUE", help="Any field, such as plan.tp=4; repeatable."),
-    ] = None,
+    changes: Changes = None,
     dark: Annotated[bool, typer.Option("--dark", help="Light on dark.")] = False,
     allow_oom: Annotated[bool, typer.Option("--allow-oom", help="Simulate even if it does not fit.")] = False,
 ) -> None:

@@ -25,7 +25,7 @@ from simpar.program.writer import Writer
 CPU = "cpu"
 GRADIENTS, PARAMETERS = "host_gradients", "host_parameters"
 ACTIVATIONS_OUT, ACTIVATIONS_IN = "host_out", "host_in"
-_BEFORE_NORM = ("cast gradients", "unscale gradients", "grad norm")
+BEFORE_NORM = ("cast gradients", "unscale gradients", "grad norm")
 
 _MOST_PIECES = 64  # of a bucket or unit: more of them would hide next to nothing more
 
@@ -97,7 +97,7 @@ class HostUpdate:
         if self._layout.clips_gradients:
             for piece in self._all():
                 self._writer.wait(piece.arrived, CPU)
-                self._pass(piece, "grad norm", lambda kernel: kernel in _BEFORE_NORM)
+                self._pass(piece, "grad norm", lambda kernel: kernel in BEFORE_NORM)
         return self._writer.record(CPU) if self._pieces else None
 
     def send_waiting(self) -> None:
@@ -115,7 +115,7 @@ class HostUpdate:
         for piece in self._all():
             if not clips:
                 writer.wait(piece.arrived, CPU)
-            self._pass(piece, layout.plan.optimizer, lambda kernel: not clips or kernel not in _BEFORE_NORM)
+            self._pass(piece, layout.plan.optimizer, lambda kernel: not clips or kernel not in BEFORE_NORM)
             writer.wait(writer.record(CPU), PARAMETERS)
             self._work(PARAMETERS, "copy_in", piece.parameters * weight_bytes(layout.precision), "parameters")
         if self._pieces:

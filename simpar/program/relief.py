@@ -9,11 +9,11 @@ from simpar.plan.layout import Layout, Model, lay_out
 from simpar.plan.plan import Plan
 from simpar.program.footprint import footprints, fullest, host_bytes
 from simpar.program.lower import lower
+from simpar.schedule.registry import shortened
 from simpar.units import format_bytes
 
 _MOST_PARTS = 1024  # into which a microbatch is cut to make a job fit
-_ROUNDS = 3  # microbatches per stage after which 1F1B has shown all that it ever holds
-_TIGHT = 0.98  # of a device's memory: allocators need some, too
+_TIGHT = 0.98  # of a device's memory, assumed: allocators need some, too
 
 Change = Mapping[str, Any]
 """New values of a plan's fields."""
@@ -90,11 +90,12 @@ def fitting(model: Model, cluster: Cluster, plan: Plan, changes: Iterable[Change
 
 
 def _shortened(layout: Layout, model: Model, cluster: Cluster) -> Layout:
-    """The same with as few microbatches as show what 1F1B ever holds; other orders may hold more with each one."""
-    plan, few = layout.plan, _ROUNDS * layout.plan.pp
-    if plan.schedule != "1f1b" or layout.samples is not None or layout.microbatches <= few:
+    """The same with the fewest microbatches that hold all that they ever hold."""
+    plan = layout.plan
+    few, group = shortened(plan.schedule, plan.pp, layout.microbatches, plan.microbatch_group)
+    if layout.samples is not None or few == layout.microbatches:
         return layout
-    return lay_out(plan.replace(global_batch=None, grad_accum=few), model, cluster)
+    return lay_out(plan.replace(global_batch=None, grad_accum=few, microbatch_group=group), model, cluster)
 
 
 def usual_changes(plan: Plan) -> Iterator[Change]:

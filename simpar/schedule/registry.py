@@ -8,7 +8,7 @@ from simpar.errors import PlanError, nearest
 from simpar.schedule.breadth_first import looped_bfs
 from simpar.schedule.dualpipe import dualpipe, dualpipev
 from simpar.schedule.gpipe import gpipe
-from simpar.schedule.interleaved import interleaved
+from simpar.schedule.interleaved import equal_group, interleaved
 from simpar.schedule.one_f_one_b import one_f_one_b
 from simpar.schedule.schedule import Schedule
 from simpar.schedule.text import read_csv
@@ -30,6 +30,7 @@ class Recipe(NamedTuple):
     chunks: int = 1
 
 
+_ROUNDS = 3  # groups (1F1B: microbatches per stage) after which an order has shown all that it ever holds
 _CHUNKS, _GROUP = frozenset({"chunks"}), frozenset({"group"})
 
 SCHEDULES: Mapping[str, Recipe] = MappingProxyType(
@@ -118,3 +119,20 @@ def build(name: str, *, pp: int, microbatches: int, chunks: int = 1, group: int 
             f"schedule '{name}' takes no microbatch_group={group}; drop it or take schedule {takers('group')}"
         )
     return recipe.generate(pp, microbatches, **options)
+
+
+def shortened(name: str, pp: int, microbatches: int, group: int | None) -> tuple[int, int | None]:
+    """The fewest microbatches whose order holds all that ``microbatches`` ever hold, and how many go in a row.
+
+    1F1B turns back after as many microbatches as it has stages, and an interleaved order repeats itself after a few
+    groups; other orders, and groups of a size that the plan asks for, are read as they are.
+
+    Raises:
+        PlanError: the microbatches form no equal groups.
+    """
+    if name == "1f1b":
+        return min(microbatches, _ROUNDS * pp), group
+    if takes(name, "group") and group is None:
+        group = equal_group(pp, microbatches)
+        return min(microbatches, _ROUNDS * group), group
+    return microbatches, group

@@ -84,7 +84,9 @@ def check_answers(records: Sequence[Any], path: str, clusters: int) -> None:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
-            raise JobError(_text(path, line, f"{where}: {first['msg']}" if where else first["msg"])) from None
+            value = "" if first["type"] == "missing" else f" is {repr(first['input'])[:40]}"
+            text = f"{where}{value}: {first['msg']}" if where else first["msg"]
+            raise JobError(_text(path, line, text)) from None
         except ValueError as error:
             raise JobError(_text(path, line, str(error))) from None
 

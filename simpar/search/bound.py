@@ -24,8 +24,9 @@ from simpar.plan.plan import Plan
 from simpar.program.buffers import buffer_bytes
 from simpar.program.states import rank_states
 from simpar.program.unit import Held
+from simpar.schedule.registry import shortened
 from simpar.search.blocks import is_even
-from simpar.search.live import Shape, shape_of, shortened
+from simpar.search.live import Shape, shape_of
 from simpar.search.stages import Cut, Cutter
 from simpar.search.step_time import StepTime, least
 from simpar.search.transfers import Transfers

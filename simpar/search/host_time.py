@@ -14,11 +14,10 @@ from simpar.hardware.cluster import Cluster
 from simpar.hardware.host_ways import host_memory, host_of
 from simpar.model.work import DTYPE_BYTES
 from simpar.plan.layout import Layout
+from simpar.program.offload import BEFORE_NORM
 from simpar.program.unit import Held
 
 IntArray = npt.NDArray[np.int64]
-
-_OF_NORM = ("cast gradients", "unscale gradients", "grad norm")  # what may begin before all gradients are there
 
 
 class HostTime:
@@ -46,7 +45,7 @@ class HostTime:
         )
         self._clips = layout.clips_gradients
         self._arriving = times * grad + 3 * (times - 1) * grad  # bytes a parameter: copied out, and added up
-        self._norm = sum(moved.get(kernel, 0) for kernel in _OF_NORM)
+        self._norm = sum(moved.get(kernel, 0) for kernel in BEFORE_NORM)
         self._update = sum(moved.values()) - self._norm + weight_bytes(layout.precision)
         self._ns_per_byte = self._least_on_a_host(cluster, layout, np.array(parameters))
 

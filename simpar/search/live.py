@@ -7,13 +7,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from simpar.schedule.interleaved import equal_group
-from simpar.schedule.registry import build, takes
+from simpar.schedule.registry import build, shortened
 from simpar.schedule.schedule import Action, Schedule
 
 IntArray = npt.NDArray[np.int64]
 
-_ROUNDS = 3  # groups (1F1B: microbatches per stage) after which an order has shown all that it ever holds
 _LIVE = {"F": 1, "B": -1, "I": -1, "W": 0}
 
 
@@ -47,23 +45,6 @@ def shape_of(name: str, pp: int, microbatches: int, chunks: int, group: int | No
     """
     fewer, group = shortened(name, pp, microbatches, group)
     return read_shape(build(name, pp=pp, microbatches=fewer, chunks=chunks, group=group))
-
-
-def shortened(name: str, pp: int, microbatches: int, group: int | None) -> tuple[int, int | None]:
-    """The fewest microbatches whose order holds all that ``microbatches`` ever hold, and how many go in a row.
-
-    1F1B turns back after as many microbatches as it has stages, and an interleaved order repeats itself after a few
-    groups; other orders, and groups of a size that the plan asks for, are read as they are.
-
-    Raises:
-        PlanError: the microbatches form no equal groups.
-    """
-    if name == "1f1b":
-        return min(microbatches, _ROUNDS * pp), group
-    if takes(name, "group") and group is None:
-        group = equal_group(pp, microbatches)
-        return min(microbatches, _ROUNDS * group), group
-    return microbatches, group
 
 
 def read_shape(schedule: Schedule) -> Shape:

@@ -4,22 +4,9 @@ Parameters that are not trained (biases that only balance the experts' load) are
 """
 
 import pytest
+from configs import sized
 
 from simpar.model.huggingface import from_config
-
-SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-)
-
-
-def sized(model_type, sizes, **more):
-    return {"model_type": model_type, **dict(zip(SIZES, sizes, strict=False)), **more}
-
 
 # name -> what the file says (only fields that matter), all parameters, parameters that work on one token
 FILES = {

@@ -1,24 +1,11 @@
 """What configuration files in the wild leave out, repeat, nest or name otherwise, by architecture."""
 
 import pytest
+from configs import SIZES, sized
 
 from simpar.errors import ModelError
 from simpar.model.huggingface import ARCHITECTURES, from_config
 from simpar.model.refused_architectures import REFUSED
-
-SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-)
-
-
-def sized(model_type, sizes, **more):
-    return {"model_type": model_type, **dict(zip(SIZES, sizes, strict=False)), **more}
-
 
 SMALL = (101, 48, 80, 5, 6, 2)
 EXPERTS = {"moe_intermediate_size": 24, "n_routed_experts": 5, "num_experts_per_tok": 2}

@@ -15,6 +15,7 @@ from simpar.program.relief import fitting
         {"pp": 2, "dp": None},
         {"pp": 4, "dp": None, "recompute": "full"},
         {"pp": 2, "dp": None, "schedule": "gpipe"},
+        {"pp": 2, "dp": None, "schedule": "interleaved", "vpp": 2},
         {"zero": 3, "offload": "both"},
     ],
 )

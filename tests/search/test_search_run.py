@@ -374,10 +374,10 @@ def test_what_a_job_says_is_to_be_set_and_what_is_chosen_to_be_chosen():
     [
         (1, lambda _: [1], "is no answer of a search"),
         (1, lambda _: {}, "is no answer of a search (plan: Field required)"),
-        (1, lambda answer: {**answer, "mfu": None}, "mfu: "),
-        (1, lambda answer: {**answer, "step_time_s": -1.0}, "step_time_s: "),
+        (1, lambda answer: {**answer, "mfu": None}, "mfu is None: "),
+        (1, lambda answer: {**answer, "step_time_s": -1.0}, "step_time_s is -1.0: "),
         (1, lambda answer: {**answer, "cluster": 5}, "cluster 5 is none of the 1"),
-        (1, lambda answer: {**answer, "more": 1}, "more: Extra inputs are not permitted"),
+        (1, lambda answer: {**answer, "more": 1}, "more is 1: Extra inputs are not permitted"),
         (-1, lambda ended: {**ended, "found": []}, "0 plans are listed, but "),
         (-1, lambda ended: {**ended, "counts": {}}, "counts."),
         (0, lambda _: {"question": 5}, "is not a file of this command"),
